@@ -15,7 +15,7 @@ from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 
 from . import _arrays
-from ._call.call import OPTIONS, ExportCall, FormChoice, Layout, OutputName, WideDtype, checked_call
+from ._call.call import ExportCall, FormChoice, Layout, OutputName, WideDtype, checked_call
 from ._call.text import digest, to_json
 from ._files.model import Metadata, Model, with_weights, without_numbers
 from ._graph import CONTRIB, Graph, GraphSettings, GraphValue, value_info
@@ -131,10 +131,9 @@ def export_attention(
     References:
         ONNX operators, Attention-23 to Attention-25; onnxruntime, ContribOperators.md.
     """
-    options = {name: value for name, value in locals().items() if name in OPTIONS}
-    function = "export_attention"
-    call = checked_call(function, **options)
-    return export_call(call, form=form, opset=opset, runtime=runtime, function=function)
+    others = softcap, sinks, dropout_p, softmax_dtype, layout, past_key, past_value, past_lengths, outputs
+    call = checked_call("export_attention", query, key, value, attn_mask, bias, is_causal, scale, *others)
+    return export_call(call, form=form, opset=opset, runtime=runtime)
 
 
 def export_call(
@@ -152,10 +151,7 @@ def export_call(
     written = FORMS[name]
     if opset is None:
         opset = written.opset_of(call) if written.opset_of else written.default_opset
-    for_openvino = target.engine == "openvino"
-    graph = Graph(
-        GraphSettings(opset=opset, namespace=_arrays, attend=refuse_attention, for_openvino=for_openvino)
-    )
+    graph = Graph(GraphSettings(opset=opset, runtime=target, namespace=_arrays, attend=refuse_attention))
     named = {argument: graph.input(argument, spec.dtype, spec.shape) for argument, spec in call.inputs.items()}
     named |= {
         argument: graph.weight(argument, constant.numbers) for argument, constant in call.initializers.items()
@@ -169,7 +165,7 @@ def export_call(
         reason=reason,
         runtime=str(target),
     )
-    return finished_model(graph, write_call(graph, call, named, name, target), metadata)
+    return finished_model(graph, write_call(graph, call, named, name), metadata)
 
 
 def finished_model(graph: Graph, outputs: Mapping[str, GraphValue], metadata: Metadata) -> Model:

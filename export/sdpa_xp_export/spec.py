@@ -145,7 +145,8 @@ def _checked_length(length: Any, shape: Sequence[Any]) -> int | str:
     got = {"shape": tuple(shape)}
     if isinstance(length, str):
         parts = length.split("+")
-        if not any(map(str.isidentifier, parts)) or not all(map(_is_addend, parts)):
+        are_addends = (part.isidentifier() or (part.isdecimal() and int(part) <= _LARGEST) for part in parts)
+        if not any(map(str.isidentifier, parts)) or not all(are_addends):
             rule = "a name in `shape` must be an identifier, or a sum of them"
             hint = "A comma separates lengths." if " " in length else ""
             raise ArgumentValueError("TensorSpec", rule, got, hint)
@@ -157,10 +158,6 @@ def _checked_length(length: Any, shape: Sequence[Any]) -> int | str:
         rule = "a length in `shape` must be " + ("at least 0" if number < 0 else "at most 2**63 - 1")
         raise ArgumentValueError("TensorSpec", rule, got, _OPEN)
     return number
-
-
-def _is_addend(part: str) -> bool:
-    return part.isidentifier() or (part.isdecimal() and int(part) <= _LARGEST)
 
 
 def addends(length: str) -> list[str]:

@@ -32,7 +32,7 @@ from ._layer.layer import (
     with_parameters,
 )
 from ._layer.state import State
-from ._runtime.releases import DEFAULT_RUNTIME, ERF_KEEPS_NAN, Runtime
+from ._runtime.releases import DEFAULT_RUNTIME, Runtime
 from .export import finished_model
 from .forms.choice import FORMS, check_loaded_opset, check_opset
 from .forms.traced_attention import TracedAttention, operand_sources
@@ -172,11 +172,9 @@ def _traced(
     settings = GraphSettings(
         function=FUNCTION,
         opset=_opset(attention.opset, attention.form, target),
+        runtime=target,
         namespace=_arrays,
         attend=attention,
-        for_openvino=target.engine == "openvino",
-        computes_bfloat16=target.provider == "cuda",  # the CPU's kernels only move bfloat16
-        erf_keeps_nan=not target.is_before(ERF_KEEPS_NAN),
         numpy_floats_promote=caller is not None and caller.is_numpy,
     )
     names = {id(array): name for name, array in parameter_arrays(layer).items()}
@@ -194,7 +192,9 @@ def _traced(
         hint = array_spec_hint(bound.arguments)
         raise ArgumentTypeError(FUNCTION, rule, {"arguments": [*bound.arguments]}, hint)
     traced_layer = with_parameters(layer, lambda _, array: graph.from_array(array))
-    defaults = caller.dtypes if caller else (_default_float(graph), "int64")
+    # The floats that a layer itself makes are float64 if it takes no narrower ones.
+    floats = {value.elem_type for value in graph.named.values()} & {*FLOATING}
+    defaults = caller.dtypes if caller else ("float64" if floats == {"float64"} else "float32", "int64")
     with (
         foreign_errors_reworded(FUNCTION, layer, open_lengths=bool(graph.lengths.sources)),
         _no_value_kept(state or State(layer)),
@@ -205,12 +205,6 @@ def _traced(
     moved = moved_inputs(graph.written.nodes, [value.name for value in graph.written.inputs])
     numbers = [numbers_of(call, operand_sources(call, moved)) for call in attention.calls]
     return _Traced(graph, result, outputs, numbers, fixed)
-
-
-def _default_float(graph: Graph) -> str:
-    """Return the dtype of the floats that a layer itself makes: float64 if it takes no narrower ones."""
-    dtypes = {value.elem_type for value in graph.named.values()} & {*FLOATING}
-    return "float64" if dtypes == {"float64"} else "float32"
 
 
 @contextmanager

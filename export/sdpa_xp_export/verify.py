@@ -9,6 +9,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -126,7 +127,8 @@ def verify(
     check_limits("verify", timeout, memory)
     seed = seed_of("verify", seed)
     with deadline(float(timeout)):
-        loaded, stated, blocks, cut = subject_of(model, call, functions, memory)
+        loaded = loaded_model("verify", model, "`model` must be an ONNX model, or the path of its file")
+        stated, blocks, cut = subject_of(loaded, call, functions, memory)
         cases = planned_cases(stated, blocks, cut, thorough=thorough, seed=seed, memory=memory)
         scores = max(math.prod(scores_shape(stated, case.lengths)) for case in cases)
         with running_model(loaded, provider, engine, timeout, memory, scores=scores) as running:
@@ -144,19 +146,18 @@ def verify(
                 if watch is not None:
                     watch(next(number), total, shown)
 
-            runs, facts = running.run(drawn, partial(judged, computed_in=computed_in), done)
-    facts |= {name: facts[name] or "unknown" for name in ("form", "reason")}
-    if call is not None and not (runs and all(run.agreement.agrees for run in runs)):
-        facts["notes"] += tuple(filter(None, (other_call_note(loaded, stated),)))
-    report = Report(
-        **facts,
-        runs=runs,
-        left_out=left_out(stated, blocks, cases, memory),
-        call=stated,
-        from_metadata=call is None,
-        computed_in=computed_in,
-        seed=seed,
-    )
+            of_call = partial(
+                Report,
+                left_out=left_out(stated, blocks, cases, memory),
+                call=stated,
+                from_metadata=call is None,
+                computed_in=computed_in,
+                seed=seed,
+            )
+            report = running.run(of_call, drawn, partial(judged, computed_in=computed_in), done)
+    note = "" if call is None or report.agrees else other_call_note(loaded, stated)
+    notes = (*report.notes, *filter(None, [note]))
+    report = replace(report, form=report.form or "unknown", reason=report.reason or "unknown", notes=notes)
     if record:
         write_verdict(model, loaded, report, call_from_metadata=call is None and not functions)
     return report
@@ -265,23 +266,22 @@ def verify_layer(
     _check_outputs(loaded, tried.cases[0].exact)
 
     scores = max((math.prod(call.sizes(case.lengths)) for call in calls for case in tried.cases), default=0)
-    with running_model(loaded, provider, engine, timeout, memory, scores=scores) as running:
-        runs, facts = _run(running, tried.cases, both)
     widths = ("float64", "float32", "bfloat16", "float16") if both.why_not_wide else ()
     dtypes = {x.dtype.name for case in tried.cases for x in case.direct.values()}
     reference = next((name for name in widths if name in dtypes), "float32" if widths else "float64")
-    notes = [*facts["notes"]]
+    of_layer = partial(LayerReport, left_out=(*left_out, *tried.left_out), seed=seed, reference=reference)
+    with running_model(loaded, provider, engine, timeout, memory, scores=scores) as running:
+        report = _run(running, of_layer, tried.cases, both)
+    notes = [*report.notes]
     if both.why_not_wide:
         notes.append(f"the reference is the layer in {reference}, not in float64: {both.why_not_wide}")
-    if not (agrees := all(run.agreement.agrees for run in runs)):
+    if not report.agrees:
         notes.append(missing_note(loaded, layer, keywords))
         notes.append("the golden file was not written, since the model disagrees" if golden is not None else "")
-    facts["notes"] = tuple(filter(None, notes))
-    left_out += tried.left_out
-    if golden is not None and agrees:
-        data = golden_file(loaded, both, tried.cases, [seed, reference, *left_out])
+    elif golden is not None:
+        data = golden_file(loaded, both, tried.cases, [seed, reference, *report.left_out])
         publish(data, target, GOLDEN, overwrite=overwrite)
-    return LayerReport(**facts, runs=runs, left_out=tuple(left_out), seed=seed, reference=reference)
+    return replace(report, notes=tuple(filter(None, notes)))
 
 
 def verify_golden(
@@ -299,27 +299,28 @@ def verify_golden(
     if record:
         check_recordable(model)
     loaded = loaded_model("verify", model, "`model` must be the path of its file")
-    cases, stated = read_golden(golden, loaded)
+    cases, of_layer = read_golden(golden, loaded)
     with running_model(loaded, provider, engine, timeout, memory) as running:
-        runs, facts = _run(running, cases, None)
-    report = LayerReport(**facts, **stated, runs=runs)
+        report = _run(running, of_layer, cases, None)
     if record:
         write_verdict(model, loaded, report)
     return report
 
 
 def _run(
-    running: RunningModel, cases: Sequence[Case], both: BothLayers | None
-) -> tuple[tuple[Run, ...], dict[str, Any]]:
-    """Run all cases on each provider; return the runs, and what a report says of them."""
+    running: RunningModel, of_layer: partial[LayerReport], cases: Sequence[Case], both: BothLayers | None
+) -> LayerReport:
+    """Run all cases on each provider, and return the report, of which `of_layer` has the other fields."""
 
     def judge(outcomes: Sequence[Outcome], name: str) -> Iterator[Run]:
-        pairs = zip(cases, outcomes, strict=True)
-        for _, group in itertools.groupby(pairs, lambda pair: pair[0].extreme):
-            yield from _judged_runs([*group], name, both)
+        kinds: dict[str, list[tuple[Case, Outcome]]] = {}
+        for case, outcome in zip(cases, outcomes, strict=True):
+            kinds.setdefault(case.extreme, []).append((case, outcome))
+        for pairs in kinds.values():
+            yield from _judged_runs(pairs, name, both)
 
-    runs, facts = running.run(lambda: cases, judge)
-    return runs, facts | {"form": facts["form"] or "no attention"}
+    report = running.run(of_layer, lambda: cases, judge)
+    return replace(report, form=report.form or "no attention")
 
 
 def _checked_arguments(

@@ -103,9 +103,8 @@ class CallGrid(Protocol):
             return None
         from .on_device import SIDE, ask_block_bounds
 
-        if max(array.shape[-2:]) <= SIDE:
-            return None
-        return ask_block_bounds(self.questions, self.xp, array)
+        is_small = max(array.shape[-2:]) <= SIDE
+        return None if is_small else ask_block_bounds(self.questions, self.xp, array)
 
     def check_integers(self, name: str, value: object, least: int = -LARGEST_INTEGER) -> Integers:
         """Check one integer for all batch entries, or one for each: an int or (..., 1, 1, 1)."""
@@ -139,6 +138,9 @@ class CallGrid(Protocol):
 
     def in_all_axes(self, array: Array, last: int = 0) -> Array:
         """Return an array with `last` new axes behind its own, and with all axes if it must have them."""
+
+    def head_index(self) -> Array:
+        """Return the number of each query head, (Hq, 1, 1)."""
 
     def arange(self, start: Any, stop: Any) -> Array:
         """Return the integers from `start` up to `stop`."""

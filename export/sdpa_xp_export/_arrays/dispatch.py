@@ -217,10 +217,10 @@ def kernel_dtype(op: str, value: GraphValue) -> str:
     A Cast to the wider dtype and back loses nothing: integers wrap in both, and a result in bfloat16 is the
     result in float32 rounded once.
     """
-    dtype = value.elem_type
+    dtype, graph = value.elem_type, value.graph
     if dtype == "bfloat16":
-        return dtype if value.graph.settings.computes_bfloat16 or op in _MOVING else "float32"
-    if value.graph.settings.for_openvino and _WIDER.get(dtype) == "int32":
+        return dtype if op in _MOVING or (graph.runtime.computes_bfloat16 and not graph.is_part) else "float32"
+    if graph.runtime.is_openvino and _WIDER.get(dtype) == "int32":
         return "int32"
     if dtype not in _MISSING.get(op, ()):
         return dtype

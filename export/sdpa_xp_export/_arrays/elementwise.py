@@ -108,8 +108,8 @@ def erf(value: GraphValue) -> GraphValue:
         got = {"dtype": number.elem_type}
         raise ArgumentTypeError(number.graph.function, rule, got, "Convert the array with `astype`.")
     result = unary("Erf", "erf", "floating", number)
-    # onnxruntime before 1.28 returns 1 for NaN.
-    return result if number.graph.settings.erf_keeps_nan else where(equal(number, number), result, number)
+    keeps_nan = number.graph.runtime.erf_keeps_nan and not number.graph.is_part
+    return result if keeps_nan else where(equal(number, number), result, number)
 
 
 @array_function

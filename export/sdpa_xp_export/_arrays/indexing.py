@@ -181,7 +181,7 @@ def _sliced(value: GraphValue, part: slice, axis: int) -> GraphValue:
         return value
     length, step = value.dims[axis], 1 if part.step is None else part.step
     start, stop = plain(part.start), plain(part.stop)
-    if value.graph.settings.for_openvino and isinstance(start, str) and step == 1:
+    if value.graph.runtime.is_openvino and isinstance(start, str) and step == 1:
         # OpenVINO 2026.4 takes the length of a Slice with a computed start for that of its input.
         value = _sliced(value, slice(part.stop), axis)
         return take(value, arange(part.start, value.shape[axis]), axis=axis)

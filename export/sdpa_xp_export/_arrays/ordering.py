@@ -33,7 +33,7 @@ def argsort(value: GraphValue, *, axis: int = -1, descending: bool = False, stab
     """Return the indices that sort along an axis; equal elements keep their order."""
     del stable  # every sort is
     number = admitted("argsort", "numeric", value)
-    if value.graph.settings.for_openvino:
+    if value.graph.runtime.is_openvino:
         rule = "a graph for openvino must not sort, since OpenVINO leaves the order of equal elements open"
         raise ArgumentValueError(
             value.graph.function, rule, {"dtype": value.elem_type}, "Export for onnxruntime."

@@ -166,7 +166,7 @@ def _sum_of_integers(value: GraphValue, axis: int) -> GraphValue:
 def _extreme(op: str, value: GraphValue, axis: Axes, keepdims: bool) -> GraphValue:
     axes = axes_of(value, axis)
     is_wide = value.elem_type in ("uint32", "int64", "uint64")
-    if is_wide and not value.graph.settings.for_openvino:
+    if is_wide and not value.graph.runtime.is_openvino:
         return _extreme_by_halves(op, value, axes, keepdims)
     wide = value.astype("int32" if is_wide else kernel_dtype(op, value))
     extreme = _over(axes, keepdims, wide, lambda x, axis: ops.reduce(op, x, axis))

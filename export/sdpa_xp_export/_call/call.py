@@ -173,24 +173,23 @@ OF_TRACED_CALLS = ("cached", "top_k", "block_size")
 """The arguments that the public signature has not: a traced call of the library passes them."""
 
 
-def checked_call(function: str, query: object, key: object, value: object, **options: object) -> ExportCall:
+def checked_call(function: str, *arguments: object, **options: object) -> ExportCall:
     """Return the call, if the library takes it and a graph can state it.
 
     Args:
         function: The function that messages name.
-        query: A TensorSpec, like key and value.
-        key: Likewise.
-        value: Likewise.
-        options: Other arguments, as the caller passed them, by the names in `OPTIONS`.
+        arguments: Arguments as the caller passed them, in the order of `OPTIONS`: at least query, key and
+            value, which are a TensorSpec each.
+        options: Others, by their names.
     """
+    options |= zip(OPTIONS, arguments, strict=False)
     assert options.keys() <= OPTIONS.keys(), options  # what a user may misspell is checked before
-    passed = {name: option.default for name, option in OPTIONS.items()} | options
-    arguments = Arguments(function, passed | {"query": query, "key": key, "value": value})
+    checks = Arguments(function, {name: option.default for name, option in OPTIONS.items()} | options)
     values: dict[str, Any] = {
-        name: (option.check or CHECKS[option.kind])(arguments, name) for name, option in OPTIONS.items()
+        name: (option.check or CHECKS[option.kind])(checks, name) for name, option in OPTIONS.items()
     }
-    namer = arguments.namer
-    return ExportCall(**values, inputs=namer.inputs, initializers=namer.initializers, sizes=arguments.sizes)
+    namer = checks.namer
+    return ExportCall(**values, inputs=namer.inputs, initializers=namer.initializers, sizes=checks.sizes)
 
 
 def _parts(value: Any, kind: str) -> list[Any]:

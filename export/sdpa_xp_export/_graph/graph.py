@@ -28,6 +28,7 @@ from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 from .._dtypes.dtype import FLOATING, ONNX_DTYPE, Dtype, dtype_name, holds, numpy_dtype, to_numpy
 from .._files.model import Weight
+from .._runtime.releases import Runtime
 from ..spec import SymbolicShape, addends, as_lengths
 from .length_names import NamedLengths
 from .lengths import DEVICE, Device, FloatOfLengths, Length, plain
@@ -48,6 +49,7 @@ class GraphSettings:
     """What a graph is written for, and how messages call it. A part of a graph has nearly the same."""
 
     opset: int
+    runtime: Runtime
     namespace: ModuleType
     """The array API of the values, whose functions write nodes."""
     attend: Attend
@@ -56,23 +58,11 @@ class GraphSettings:
     """The function that messages name."""
     float_dtype: str = "float32"
     """The dtype of floats that are computed from integers: the dtype that scores are held in."""
-    for_openvino: bool = False
-    """Whether OpenVINO runs the graph. Release 2026.4 computes integers of 64 bits in 32, rounds the quotients
-    of bytes, and its TopK leaves the order of equal elements open."""
-    computes_bfloat16: bool = False
-    """Whether the provider has kernels for bfloat16; the CPU provider has none that compute."""
-    erf_keeps_nan: bool = False
-    """Whether every release that the graph is for returns NaN for the Erf of NaN."""
     numpy_floats_promote: bool = False
     """Whether a float64 of NumPy is an array without axes, as among arrays of NumPy, and not a Python float."""
     is_part: bool = False
     """Whether this is a part of the graph of a layer. Operands of different kinds promote to one dtype there,
     as functions of the indices expect."""
-
-    def of_part(self, **changes: Any) -> GraphSettings:
-        """Return the settings of a part, which is written as in a graph of `export_attention`."""
-        of_layers = dict.fromkeys(("computes_bfloat16", "erf_keeps_nan", "numpy_floats_promote"), False)
-        return replace(self, is_part=True, **of_layers | changes)
 
 
 @dataclass(slots=True)
@@ -114,6 +104,11 @@ class Graph:
         return self.settings.function
 
     @property
+    def runtime(self) -> Runtime:
+        """What the graph must be right on."""
+        return self.settings.runtime
+
+    @property
     def namespace(self) -> ModuleType:
         """The array API of the values."""
         return self.settings.namespace
@@ -125,13 +120,13 @@ class Graph:
 
     def part_of_call(self, named: dict[str, GraphValue], float_dtype: str, attend: Attend) -> Graph:
         """Return this graph as the graph of one call of attention, whose inputs are values of this graph."""
-        settings = self.settings.of_part(float_dtype=float_dtype, attend=attend)
+        settings = replace(self.settings, is_part=True, float_dtype=float_dtype, attend=attend)
         return Graph(settings, self.written, NamedLengths(stated=self.lengths.stated), named)
 
     def loop_body(self) -> Graph:
         """Return the graph of a loop inside this one."""
         written, lengths = Written(self.written.count), NamedLengths(stated=self.lengths.stated)
-        return Graph(self.settings.of_part(), written, lengths, outer=self)
+        return Graph(replace(self.settings, is_part=True), written, lengths, outer=self)
 
     def input(self, name: str, dtype: str, shape: SymbolicShape) -> GraphValue:
         """Add an input. That of a body also gets a count, because no name may stand in both graphs."""
@@ -168,7 +163,7 @@ class Graph:
     def check_integers(self, name: str, *numbers: Any) -> None:
         """Refuse integers of the caller that the program cannot compute with."""
         for number in map(int, numbers):
-            if self.settings.for_openvino and not holds("int32", number):
+            if self.runtime.is_openvino and not holds("int32", number):
                 rule = f"`{name}` must hold integers of 32 bits for openvino, which computes no others"
                 hint = "Use smaller ones, or export for onnxruntime."
                 raise ArgumentValueError(self.function, rule, {"integer": number}, hint)
@@ -416,9 +411,8 @@ class GraphValue:
         name = dtype_name(dtype)
         if self.elem_type == name:
             return self
-        if (
-            name == "bool" and self.graph.settings.for_openvino and self.elem_type in FLOATING
-        ):  # to which NaN is False
+        if name == "bool" and self.graph.runtime.is_openvino and self.elem_type in FLOATING:
+            # To OpenVINO, NaN is False.
             nonzero: GraphValue = self != 0.0
             return nonzero
         return self.graph.add("Cast", self, dtype=name, shape=self.dims, to=ONNX_DTYPE[name])

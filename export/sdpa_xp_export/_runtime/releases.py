@@ -58,8 +58,6 @@ FIRST_RELEASE_OF = {24: (1, 24), 25: (1, 32)}
 """The first release that loads every graph of an opset, if it is not the first release of all."""
 LAST_OPSET: dict[TargetProvider, int] = {"cuda": 24, "openvino": 24}
 """The last opset that graphs for a provider are written in, if it is not the last of all."""
-ERF_KEEPS_NAN = (1, 28)
-"""From this release on, Erf of NaN is NaN on the CPU; before, it is 1."""
 
 OLDEST_OPENVINO = (2026, 4)
 """The oldest release of OpenVINO that graphs were run in."""
@@ -187,6 +185,12 @@ class Runtime:
     def is_onnxruntime(self) -> bool:
         return self.provider not in ("openvino", "onnx")
 
+    @property
+    def is_openvino(self) -> bool:
+        """Whether OpenVINO runs the graph. Release 2026.4 computes integers of 64 bits in 32, rounds the
+        quotients of bytes, and its TopK leaves the order of equal elements open."""
+        return self.provider == "openvino"
+
     def is_before(self, release: tuple[int, int]) -> bool:
         """Return whether the graph is for an onnxruntime that is older than that release."""
         return self.is_onnxruntime and self.release < release
@@ -236,9 +240,9 @@ class Runtime:
         why, instead = "", "float32 or float16"
         if self.is_for_browsers and dtype == "bfloat16":
             why = "onnxruntime's JavaScript API has no such tensor"
-        if self.provider == "openvino" and dtype == "float64":
+        if self.is_openvino and dtype == "float64":
             why = "OpenVINO computes it in float32 on the CPU"
-        if self.provider == "openvino" and dtype == "int64" and name in ("query_ids.dtype", "key_ids.dtype"):
+        if self.is_openvino and dtype == "int64" and name in ("query_ids.dtype", "key_ids.dtype"):
             why, instead = "OpenVINO compares its integers in 32 bits", "int32"
         if why:
             rule = f"`{name.removesuffix('.dtype')}` must not be {dtype} for {self.provider}, since {why}"
@@ -255,6 +259,16 @@ class Runtime:
         return not {"wasm", "webgpu"}.isdisjoint(self.right_on)
 
     @property
+    def computes_bfloat16(self) -> bool:
+        """Whether the provider has kernels for bfloat16; those of the CPU provider only move it."""
+        return self.provider == "cuda"
+
+    @property
+    def erf_keeps_nan(self) -> bool:
+        """Whether Erf of NaN is NaN on the CPU in every release that the graph is for; before 1.28 it is 1."""
+        return not self.is_before((1, 28))
+
+    @property
     def softmax_hides_nan(self) -> bool:
         """Whether Softmax returns 0 for NaN: on WebGPU it ends in `max(value, 0)`, "to protect against NaN".
 
@@ -265,12 +279,12 @@ class Runtime:
     @property
     def exp_hides_nan(self) -> bool:
         """Whether Exp of NaN is a number: OpenVINO 2026.4 returns inf, and its ReduceMax leaves NaN out."""
-        return self.provider == "openvino"
+        return self.is_openvino
 
     @property
     def max_loses_infinity(self) -> bool:
         """Whether ReduceMax of nothing but -inf is finite: OpenVINO 2026.4 returns the least number."""
-        return self.provider == "openvino"
+        return self.is_openvino
 
     def __str__(self) -> str:
         if self.provider == "onnx":

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from .._call.call import ExportCall
 from .._files.model import Model, exported_models, recorded_verdict
 from .._runtime.limits import check_time, paused
 from .._runtime.process import RemoteSession, RuntimeProcess, runtime_process
 from .._runtime.releases import ENGINES, EngineName, ProviderName, runtime_notes, stated_runtimes
-from ..report import Run
+from ..report import LayerReport, Run
 from .case_lengths import Lengths, shown_lengths
 from .expected import Arrays
 from .inputs import LARGE, OperandChoice
 from .judging import Compared, ExpectedRows, judge_outputs
 from .model import computed_dtype
 
+R = TypeVar("R", bound=LayerReport)
 MANY_SCORES = 2**22
 """Runs with more scores than that give their memory back."""
 
@@ -99,33 +100,47 @@ class RunningModel(NamedTuple):
 
     def run(
         self,
+        report: Callable[..., R],
         cases: Callable[[], Iterable[Case]],
         judge: Callable[[list[Outcome], str], Iterable[Run]],
         done: Callable[[str], object] = str,
-    ) -> tuple[tuple[Run, ...], dict[str, Any]]:
-        """Run the model on each provider; return the runs, and what a report says of the model and the engine.
+    ) -> R:
+        """Run the model on each provider, and return the report.
 
         Args:
+            report: The class of the report, with the fields that do not follow from the model and the runs.
             cases: Returns the cases, which are the same for each provider.
             judge: Returns the runs of the outcomes on a provider.
             done: A function that is told of each run.
         """
-        runs: list[Run] = []
-        sessions: dict[str, RemoteSession] = {}
-        for name in self.providers:
+        model, process, providers = self
+        runs, sessions = list[Run](), dict[str, RemoteSession]()
+        for name in providers:
             outcomes = []
-            with self.process.session(self.model, name) as session:
+            with process.session(model, name) as session:
                 sessions[name] = session
                 for case in cases():
                     # To free memory takes time, so runs with few scores keep it for the next.
                     run = session.timed(case.inputs, frees=case.scores > MANY_SCORES)
                     done(f"{case.shown} on {name}")
-                    compared = case.compared(run.outputs)
-                    measured = run.seconds, run.peak_bytes
-                    outcomes.append(Outcome(case.shown, compared, *measured, not case.special))
+                    compared, is_plain = case.compared(run.outputs), not case.special
+                    outcomes.append(Outcome(case.shown, compared, run.seconds, run.peak_bytes, is_plain))
             check_time()
             runs += judge(outcomes, name)
-        return tuple(runs), _facts_of_run(self.model, self.process, sessions)
+        chosen = [choice for exported in exported_models(model) for choice in exported.chosen]
+        forms, reasons = (dict.fromkeys(choice[part] for choice in chosen) for part in (0, 1))
+        notes = runtime_notes(model, process.version, sessions, process.engine, is_finished=True)
+        return report(
+            form=", ".join(forms),
+            reason="; ".join(reasons),
+            onnxruntime=process.version if process.engine == "onnxruntime" else "",
+            notes=(*process.notes, *notes, *filter(None, [recorded_verdict(model)])),
+            runs=tuple(runs),
+            placements=tuple(placed for session in sessions.values() for placed in session.placements),
+            engine=f"{ENGINES[process.engine]} {process.version}",
+            runtime=", ".join(map(str, stated_runtimes(model))),
+            math_mode=" and ".join(dict.fromkeys(session.math_mode for session in sessions.values())),
+        )
 
 
 @contextmanager
@@ -152,23 +167,3 @@ def judged(outcomes: Sequence[Outcome], provider: str, computed_in: str | None =
             compared = case.outputs[name]
             measures = (case.seconds, case.peak_bytes, *compared.counts, compared.where(agreement.index))
             yield Run(case.shown, provider, name, agreement, *measures, case.is_plain)
-
-
-def _facts_of_run(
-    model: Model, runtime: RuntimeProcess, sessions: Mapping[str, RemoteSession]
-) -> dict[str, Any]:
-    """Return what a report says of a model, and of the runtime that ran it in a session for each provider."""
-    chosen = [choice for exported in exported_models(model) for choice in exported.chosen]
-    forms, reasons = (dict.fromkeys(choice[part] for choice in chosen) for part in (0, 1))
-    notes = runtime_notes(model, runtime.version, sessions, runtime.engine, is_finished=True)
-    notes += tuple(filter(None, [recorded_verdict(model)]))
-    return {
-        "form": ", ".join(forms),
-        "reason": "; ".join(reasons),
-        "onnxruntime": runtime.version if runtime.engine == "onnxruntime" else "",
-        "engine": f"{ENGINES[runtime.engine]} {runtime.version}",
-        "notes": (*runtime.notes, *notes),
-        "placements": tuple(placed for session in sessions.values() for placed in session.placements),
-        "runtime": ", ".join(map(str, stated_runtimes(model))),
-        "math_mode": " and ".join(dict.fromkeys(session.math_mode for session in sessions.values())),
-    }

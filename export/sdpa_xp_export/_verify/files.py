@@ -16,6 +16,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +74,12 @@ def _identity(model: Model) -> dict[str, str]:
     return shown | {"digest of nodes and weights": graph_digest(model)}
 
 
-def read_golden(path: Path, model: Model) -> tuple[list[Case], dict[str, Any]]:
-    """Return the cases in the golden file of a model, and the fields of the report."""
+def read_golden(path: Path, model: Model) -> tuple[list[Case], partial[LayerReport]]:
+    """Return the cases in the golden file of a model, and the report with its fields in the file."""
     return read_file(PathArgument("verify", "golden"), path, lambda file: _parsed(file, model))
 
 
-def _parsed(file: Path, model: Model) -> tuple[list[Case], dict[str, Any]]:
+def _parsed(file: Path, model: Model) -> tuple[list[Case], partial[LayerReport]]:
     size = file.stat().st_size
     try:
         with file.open("rb") as opened, np.load(opened, allow_pickle=False) as stored:
@@ -94,7 +95,7 @@ def _parsed(file: Path, model: Model) -> tuple[list[Case], dict[str, Any]]:
                 raise UnfitError(f"be of a model with the {what} of this one", got)
         (seed, reference, *left_out), (first, *others) = facts["report"], facts["runs"]  # at least one run
         cases = [_case(run, f"{number}/", arrays, model) for number, run in enumerate((first, *others))]
-        report = {"seed": int(seed), "reference": str(reference), "left_out": tuple(map(str, left_out))}
+        report = partial(LayerReport, seed=int(seed), reference=str(reference), left_out=(*map(str, left_out),))
     except UnfitError:
         raise
     except KeyError as error:

@@ -19,7 +19,6 @@ from .._call.call import OF_TRACED_CALLS, OPTIONS, ExportCall, checked_call
 from .._call.operands import AXES, Initializer
 from .._call.text import digest, from_json, to_json
 from .._dtypes.dtype import ONNX_DTYPE
-from .._files.loading import loaded_model
 from .._files.model import Model, exported_models, initializers, messages, metadata_of, without_numbers
 from .._runtime.limits import ModelFailedError
 from ..spec import TensorSpec
@@ -68,7 +67,7 @@ def _integers(tensor: onnx.TensorProto) -> list[int]:
 
 def stated_call(model: Model, functions: Mapping[str, Any]) -> ExportCall:
     """Return the call in the metadata, if the numbers in the model have not changed since the export."""
-    metadata, several = {"metadata": ", ".join(sorted(metadata_of(model))) or "none"}, exported_models(model)
+    several = exported_models(model)
     if len(several) > 1:
         rule = "`model` must be one exported model, but several exported models were merged"
         hint = (
@@ -79,22 +78,17 @@ def stated_call(model: Model, functions: Mapping[str, Any]) -> ExportCall:
     stated = several[0] if several else None
     if stated and stated.forms and not stated.call:
         rule = "`model` is a layer that to_onnx wrote; use verify_layer(model, layer)"
-        hint = "Where the code of the layer is not, use sdpa-xp verify --golden."
-        raise ArgumentValueError("verify", rule, metadata, hint)
+        raise _no_call(model, rule, "Where the code of the layer is not, use sdpa-xp verify --golden.")
     if not stated or not stated.call:
         rule = "`model` must be one that export_attention wrote, since `call` is not given"
-        hint = (
-            "Another program wrote the file, or a tool has dropped its metadata. "
-            "Pass `call` to say what it should compute."
-        )
-        raise ArgumentValueError("verify", rule, metadata, hint)
+        hint = "Another program wrote the file, or a tool has dropped its metadata. "
+        raise _no_call(model, rule, hint + "Pass `call` to say what it should compute.")
     numbers = {name: Initializer(name, array) for name, array in initializers(model)}
     try:  # anyone may have written the file, so each part of its text may be wrong
         call = from_json(stated.call, numbers, functions)
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        why = summary(error, "verify")
-        rule = f"`model` must be one that export_attention wrote ({why})"
-        raise ArgumentValueError("verify", rule, metadata, HINT) from error
+        rule = f"`model` must be one that export_attention wrote ({summary(error, 'verify')})"
+        raise _no_call(model, rule, HINT) from error
     if digest(stated.call, call.initializers) != stated.digest:
         rule = (
             "`model` must contain the call and the numbers that export_attention wrote, "
@@ -102,6 +96,11 @@ def stated_call(model: Model, functions: Mapping[str, Any]) -> ExportCall:
         )
         raise ArgumentValueError("verify", rule, {"sdpa_xp.digest": stated.digest}, HINT)
     return call
+
+
+def _no_call(model: Model, rule: str, hint: str) -> ArgumentValueError:
+    got = {"metadata": ", ".join(sorted(metadata_of(model))) or "none"}
+    return ArgumentValueError("verify", rule, got, hint)
 
 
 def of_metadata(call: ExportCall, trials: Iterator[T]) -> Iterator[T]:
@@ -136,19 +135,18 @@ def other_call_note(model: Model, call: ExportCall) -> str:
 
 
 def subject_of(
-    model: object, arguments: object, functions: Mapping[str, Any], memory: int | None
-) -> tuple[Model, ExportCall, list[int], int]:
-    """Return a model, its own call or the caller's `arguments` of `export_attention`, and its `blocks_of`."""
-    loaded = loaded_model("verify", model, "`model` must be an ONNX model, or the path of its file")
+    model: Model, arguments: object, functions: Mapping[str, Any], memory: int | None
+) -> tuple[ExportCall, list[int], int]:
+    """Return a model's own call, or the caller's `arguments` of `export_attention`, and its `blocks_of`."""
     if arguments is None:
-        call = stated_call(loaded, functions)
+        call = stated_call(model, functions)
     else:
         known = [name for name in OPTIONS if name not in OF_TRACED_CALLS]
         check_keys("verify", "call", arguments, known, ("query", "key", "value"))
         call = checked_call("verify", **cast(Mapping[str, Any], arguments))
-    check_interface(loaded, call)
+    check_interface(model, call)
     check_size(call, numbers_within(memory, OF_A_NUMBER))
-    return loaded, call, *blocks_of(loaded)
+    return call, *blocks_of(model)
 
 
 def check_interface(model: Model, call: ExportCall) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import cast
 
@@ -80,12 +80,12 @@ def _quadratic_on_cuda(call: ExportCall, opset: int | None) -> str | None:
     return None
 
 
-def _write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
+def _write(graph: Graph, call: ExportCall) -> dict[str, GraphValue]:
     """query, key, value -> Attention(query, key, value, mask, past, lengths), its inputs mended as below."""
     # On the CPU the scores of a half dtype overflow in the kernel, so it computes in float32. So it does where
     # two biases have to be added.
     dtype = "float64" if call.accumulation_dtype == "float64" else "float32"
-    if runtime.provider == "cuda" and len(call.biases) < 2:
+    if graph.runtime.provider == "cuda" and len(call.biases) < 2:
         dtype = call.query.dtype
     opset = graph.settings.opset
     is_stated = is_causal if opset < 25 else partial(holds_own_key, call)  # windows are stated since 25
@@ -94,30 +94,33 @@ def _write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphV
     inputs = read_inputs(graph, call, dtype, RANK, in_place=opset >= 24)
     if opset >= 24 and counts_real_keys(call, is_stated):  # nonpad_kv_seqlen is an input since opset 24
         return _with_lengths(inputs)
-    tile = GraphTile.of_all_pairs(inputs.lengths, inputs.key)
-    key, value = inputs.key, inputs.value
+    return _with_mask(inputs, is_stated)
+
+
+def _with_mask(inputs: FormInputs, is_stated: Callable[[Mask], bool]) -> dict[str, GraphValue]:
+    """Write biases, and masks that the node does not state, as its mask; 0 in keys that no query attends."""
+    call, key, value = inputs.call, inputs.key, inputs.value
+    tile = GraphTile.of_all_pairs(inputs.lengths, key)
     # What the node states begins at the upper left; with a cache it is part of the mask.
     stated = [] if call.cached else [mask for mask in call.masks if is_stated(mask)]
     others = [mask for mask in call.masks if call.cached or not is_stated(mask)]
-    allowed = all_allowed(tile, others)
     # The sum begins in float32 or float64, since CUDA compares no bfloat16.
-    zero = graph.constant(0.0, call.accumulation_dtype)
+    allowed, zero = all_allowed(tile, others), tile.graph.constant(0.0, call.accumulation_dtype)
     total, allowed = biased(tile, zero, allowed)
-    on_cuda, reachable = runtime.provider == "cuda", allowed
     # With as many keys as queries, each query attends to its own key under what the node states.
-    may_hide = bool(others) or call.sizes.queries != call.sizes.keys or any(map(may_mask, call.biases))
-    hides = may_hide and hides_keys(call)
-    if hides or (on_cuda and call.biases):
-        reachable = both_allow(allowed, all_allowed(tile, stated))
-    mask = _mask_on_cuda(call, total, reachable if call.biases else allowed, dtype) if on_cuda else allowed
-    if call.biases and not on_cuda:
-        mask = _masked(total if dtype == "float64" else xp.maximum(total, LEAST_ON_CPU), allowed)
-    if hides and isinstance(reachable, GraphValue):
+    may_hide = others or call.sizes.queries != call.sizes.keys or any(map(may_mask, call.biases))
+    reachable = both_allow(allowed, all_allowed(tile, stated)) if may_hide and hides_keys(call) else True
+    mask: AllowedPairs
+    if tile.graph.runtime.provider == "cuda":
+        mask = _mask_on_cuda(tile, total, allowed, stated, key.elem_type)
+    else:
+        mask = _mask_on_cpu(total, allowed) if call.biases else allowed
+    if isinstance(reachable, GraphValue):
         # The operator adds -inf to masked scores, so a NaN in a key that no query attends would leak.
         attended = is_attended(reachable, int(key.dims[-3]))
         key, value = (xp.where(attended, array, 0.0) for array in (key, value))
-    exact = _expanded_mask(inputs, mask) if isinstance(mask, GraphValue) else None
-    output, *_ = _node(tile, inputs.query, key, value, exact, masks=stated)
+    expanded = [_expanded_mask(inputs, mask)] if isinstance(mask, GraphValue) else []
+    output, *_ = _node(tile, inputs.query, key, value, *expanded, masks=stated)
     return finished_outputs(inputs, {"output": output})
 
 
@@ -125,11 +128,7 @@ def _with_past(graph: Graph, call: ExportCall, dtype: str) -> dict[str, GraphVal
     """Write a cache in front of as many new keys as queries: its past goes in, and the present comes out."""
     inputs = read_inputs(graph, call, dtype, RANK, append=False)
     tile = GraphTile.of_all_pairs(inputs.lengths, inputs.key)
-    past = [
-        in_layout(graph.argument(name).astype(dtype), call.layout)
-        for name in ("past_key", "past_value")
-        if name in call.inputs
-    ]
+    past = [in_layout(graph.argument(name).astype(dtype), call.layout) for name in ("past_key", "past_value")]
     output, *present = _node(tile, inputs.query, inputs.key, inputs.value, None, *past, masks=call.masks)
     returned = {
         f"present_{name}": in_layout(value, call.layout).astype(call.query.dtype)
@@ -168,19 +167,14 @@ def _node(
     """Write the node; `more` are the mask, past_key, past_value and nonpad_kv_seqlen; it states `masks`."""
     call = tile.call
     query, scale = _positive_scale(tile, query)
-    operands = [query, key, value, *more]
-    while operands[-1] is None:
-        operands.pop()
     outputs = [(query.elem_type, (*query.dims[:-1], value.dims[-1]))]
     if len(more) == 3:  # with a past, the runtime requires the present outputs
         outputs += [(query.elem_type, (*x.dims[:-2], call.sizes.keys, x.dims[-1])) for x in (key, value)]
     left, right = key_window(mask for mask in masks if not is_causal(mask))
     sizes = {"left_window_size": left, "right_window_size": right}
     options = ATTENTION.attributes(call) | {name: size for name, size in sizes.items() if size is not None}
-    is_under_diagonal = any(map(is_causal, masks))
-    output, *present = tile.graph.add_many(
-        "Attention", *operands, outputs=outputs, scale=scale, is_causal=int(is_under_diagonal), **options
-    )
+    options |= {"scale": scale, "is_causal": int(any(map(is_causal, masks)))}
+    output, *present = tile.graph.add_many("Attention", query, key, value, *more, outputs=outputs, **options)
     ranks = [spec.ndim for spec in (call.query, call.key, call.value)]
     return [ops.squeeze_front(result, max(3, *ranks)) for result in (output, *present)]
 
@@ -200,14 +194,21 @@ def _positive_scale(tile: GraphTile, query: GraphValue) -> tuple[GraphValue, flo
     return query * (-1.0 if scale else 0.0), -scale or 1.0
 
 
-def _mask_on_cuda(call: ExportCall, total: GraphValue, allowed: AllowedPairs, dtype: str) -> AllowedPairs:
-    """biases, pairs that may attend -> what is added to the scores; True if nothing is.
+def _mask_on_cpu(total: GraphValue, allowed: AllowedPairs) -> GraphValue:
+    """biases, pairs that may attend -> what is added to the scores."""
+    return _masked(total if total.elem_type == "float64" else xp.maximum(total, LEAST_ON_CPU), allowed)
+
+
+def _mask_on_cuda(
+    tile: GraphTile, total: GraphValue, allowed: AllowedPairs, stated: Sequence[Mask], dtype: str
+) -> AllowedPairs:
+    """biases, pairs that may attend -> what is added to the scores, in `dtype`; True if nothing is.
 
     Of a boolean mask CUDA makes a finite number, which a large score exceeds.
     """
-    if not call.biases:
-        return True if allowed is True else _masked(total.graph.constant(0.0, dtype), allowed)
-    masked = ops.to_rank(_masked(total, allowed), 1)
+    if not tile.call.biases:
+        return True if allowed is True else _masked(tile.graph.constant(0.0, dtype), allowed)
+    masked = ops.to_rank(_masked(total, both_allow(allowed, all_allowed(tile, stated))), 1)
     largest = ops.reduce("ReduceMax", masked)
     if dtype == "float16":
         # A row below LEAST is moved up to it. Of an empty row, -inf - -inf would be NaN.

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from itertools import product
+from typing import Literal, TypeAlias, get_args
 
 from sdpa_xp._checks.messages import nearest_hint
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
@@ -18,51 +21,45 @@ from .tiled import PRIMITIVE, TILED
 FORMS: dict[FormName, Form] = {
     form.name: form for form in (ATTENTION, MULTI_HEAD, GROUPED_QUERY, TILED, PRIMITIVE)
 }
+Kind: TypeAlias = Literal["unmasked", "causal", "masked"]
+Size: TypeAlias = Literal["few queries", "few scores", "many scores", "very many scores"]
 # The order of the forms changes at these bounds in results/exported.md, by time and memory of 8 heads on two
 # cores: from few to many scores between 128 and 2,048 tokens, to very many between 2,048 and 4,096.
-FEW_SCORES = {"unmasked": 2**24, "causal": 2**20, "masked": 2**21}
+FEW_SCORES: dict[Kind, int] = {"unmasked": 2**24, "causal": 2**20, "masked": 2**21}
 """The most scores, of all heads together, of a call with few scores."""
 VERY_MANY_SCORES = 2**26
 """A call with more scores than this has very many."""
 FEW_QUERIES = 16
 """A call with at most this number of queries, as in decoding, has few scores for each key."""
-# The forms to choose from, the best first, by kind of call, as benchmarks/exported.py measured them.
-_CPU: dict[str, tuple[FormName, ...]] = {
-    "unmasked, few queries": ("attention", "primitive"),
-    "causal, few queries": ("attention", "primitive"),
-    "masked, few queries": ("primitive",),
-    "unmasked, few scores": ("attention", "primitive"),
-    "unmasked, many scores": ("multi_head", "tiled", "primitive"),
-    "unmasked, very many scores": ("multi_head", "tiled", "primitive"),
-    "causal, few scores": ("attention", "tiled", "primitive"),
-    "causal, many scores": ("tiled", "primitive"),
-    "causal, very many scores": ("grouped_query", "tiled", "primitive"),
-    "masked, few scores": ("primitive",),
-    "masked, many scores": ("tiled", "primitive"),
-    "masked, very many scores": ("tiled", "primitive"),
+Cases: TypeAlias = frozenset[tuple[Kind, Size]]
+
+
+def _cases(kinds: Iterable[Kind], *sizes: Size) -> Cases:
+    return frozenset(product(kinds, sizes))
+
+
+_KINDS: tuple[Kind, ...] = get_args(Kind)
+_FEW, _MANY = _cases(_KINDS, "few queries", "few scores"), _cases(_KINDS, "many scores", "very many scores")
+PREFERRED: dict[FormName, dict[TargetProvider, Cases]] = {
+    # The WebGPU provider has no kernel for Attention, which falls back to the CPU there; and a program that
+    # reads ONNX may compute it with all L x S scores in memory.
+    "attention": {"cpu": _cases(("unmasked", "causal"), "few queries", "few scores"), "cuda": _FEW | _MANY},
+    "multi_head": {"cpu": _cases(["unmasked"], "many scores", "very many scores")},
+    "grouped_query": {"cpu": _cases(["causal"], "very many scores")},
+    "tiled": {
+        "cpu": _MANY | _cases(["causal"], "few scores"),
+        "cuda": _MANY,
+        "webgpu": _MANY,
+        # OpenVINO makes one kernel of MatMul and Softmax, which holds no matrix of scores. Under the diagonal,
+        # blocks take 0.7 of its time at 4,096 tokens (2026.4, one thread).
+        "openvino": _cases(("causal", "masked"), "many scores", "very many scores"),
+    },
+    "primitive": dict.fromkeys(("cpu", "cuda", "webgpu", "openvino"), _FEW | _MANY),
 }
-_CUDA: dict[str, tuple[FormName, ...]] = {
-    **dict.fromkeys(_CPU, ("attention", "tiled", "primitive")),
-    **dict.fromkeys((case for case in _CPU if " few " in case), ("attention", "primitive")),
-}
-# The WebGPU provider has no kernel for Attention, which falls back to the CPU there.
-_WEBGPU: dict[str, tuple[FormName, ...]] = {
-    case: ("primitive",) if " few " in case else ("tiled", "primitive") for case in _CPU
-}
-# OpenVINO makes one kernel of MatMul and Softmax, which holds no matrix of scores. Under the diagonal, blocks
-# take 0.7 of its time at 4,096 tokens (2026.4, one thread).
-_OPENVINO: dict[str, tuple[FormName, ...]] = {
-    case: ("primitive",) if "few " in case or "unmasked" in case else ("tiled", "primitive") for case in _CPU
-}
-PREFERRED: dict[TargetProvider, dict[str, tuple[FormName, ...]]] = {
-    "cpu": _CPU,
-    "cuda": _CUDA,
-    "wasm": _CPU,  # the same kernels
-    "webgpu": _WEBGPU,
-    "web": _WEBGPU,
-    "openvino": _OPENVINO,
-    "onnx": _WEBGPU,  # a program may compute Attention with all L x S scores in memory
-}
+"""The calls that each form is chosen for, as benchmarks/exported.py measured them, unless a form above it takes
+them: what masks them and their size, by provider."""
+SAME_ORDER: dict[TargetProvider, TargetProvider] = {"wasm": "cpu", "web": "webgpu", "onnx": "webgpu"}
+"""The provider in `PREFERRED` that another one is like: WebAssembly has the kernels of the CPU."""
 UNMEASURED: dict[TargetProvider, str] = {
     "cuda": "no graph was run there",
     **dict.fromkeys(("wasm", "webgpu", "web"), "its time was not measured there"),
@@ -179,11 +176,12 @@ def _best(call: ExportCall, opset: int | None, target: Runtime) -> tuple[FormNam
 
 
 def _first_supported(
-    call: ExportCall, size: str, opset: int | None, target: Runtime
+    call: ExportCall, size: Size, opset: int | None, target: Runtime
 ) -> tuple[FormName, dict[FormName, str]]:
     """Return the form for a call of that size, and the reason against each form that is preferred to it."""
     why_not: dict[FormName, str] = {}
-    for form in PREFERRED[target.provider][f"{_kind(call)}, {size}"]:
+    case, provider = (_kind(call), size), SAME_ORDER.get(target.provider, target.provider)
+    for form in (name for name, preferred in PREFERRED.items() if case in preferred.get(provider, ())):
         why = unsupported_reason(form, call, target)
         if opset is not None and opset not in FORMS[form].auto_opsets:
             why = f"opset {opset} was asked for"
@@ -209,7 +207,8 @@ def _rank(call: ExportCall, form: FormName, opset: int | None, target: Runtime) 
 
 def _range(call: ExportCall, form: FormName, opset: int | None, target: Runtime) -> str:
     """Return for how many scores the form is the best, and which form is the best for other numbers."""
-    fewer, more = (_first_supported(call, f"{size} scores", opset, target)[0] for size in ("few", "very many"))
+    ends: tuple[Size, Size] = "few scores", "very many scores"
+    fewer, more = (_first_supported(call, size, opset, target)[0] for size in ends)
     few, very_many = (f"{count / 1e6:.2g}" for count in (FEW_SCORES[_kind(call)], VERY_MANY_SCORES))
     if form == fewer == more:
         return ""
@@ -220,20 +219,21 @@ def _range(call: ExportCall, form: FormName, opset: int | None, target: Runtime)
     return f" for {few} to {very_many} million scores (below: {fewer}, above: {more})"
 
 
-def _kind(call: ExportCall) -> str:
+def _kind(call: ExportCall) -> Kind:
     """Return what masks the call, as the tables name it."""
     return "unmasked" if unmasked(call) else "causal" if only_causal(call) else "masked"
 
 
-def _size(call: ExportCall) -> str:
+def _size(call: ExportCall) -> Size:
     """Return how many queries or scores the call has, as the tables name it."""
     if _has_few_queries(call):
         return "few queries"
     count = _score_count(call)
     if count is None:  # names can be any lengths
         return "many scores"
-    few, very = count <= FEW_SCORES[_kind(call)], count > VERY_MANY_SCORES
-    return f"{'few' if few else 'very many' if very else 'many'} scores"
+    if count <= FEW_SCORES[_kind(call)]:
+        return "few scores"
+    return "very many scores" if count > VERY_MANY_SCORES else "many scores"
 
 
 def _in_words(call: ExportCall) -> str:

@@ -45,10 +45,10 @@ def _unsupported_by_multi_head(call: ExportCall, runtime: Runtime) -> str | None
     return None
 
 
-def _write_multi_head(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
+def _write_multi_head(graph: Graph, call: ExportCall) -> dict[str, GraphValue]:
     """query, key, value -> Transpose, Reshape -> MultiHeadAttention -> Reshape, Transpose."""
     # The CPU has a kernel for float32 alone; CUDA for half dtypes too.
-    dtype = call.query.dtype if runtime.provider == "cuda" else "float32"
+    dtype = call.query.dtype if graph.runtime.provider == "cuda" else "float32"
     inputs = read_inputs(graph, call, dtype)
     heads = call.sizes.query_heads
     # Key and value with 4 axes would spare two Transposes, but lose the kernel without a matrix of scores.
@@ -144,10 +144,10 @@ def _unsupported_by_grouped_query(call: ExportCall, runtime: Runtime) -> str | N
     return None
 
 
-def _write_grouped_query(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
+def _write_grouped_query(graph: Graph, call: ExportCall) -> dict[str, GraphValue]:
     """query, key, value -> Transpose, Reshape -> GroupQueryAttention -> Reshape, Transpose."""
     # On the CPU half dtypes are computed in float32; CUDA has kernels for half dtypes alone.
-    dtype = call.query.dtype if runtime.provider == "cuda" else "float32"
+    dtype = call.query.dtype if graph.runtime.provider == "cuda" else "float32"
     inputs = read_inputs(graph, call, dtype)
     sinks = None
     if call.sinks is not None:

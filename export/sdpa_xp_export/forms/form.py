@@ -22,7 +22,7 @@ class Form:
     """A way to write calls as graphs, and what was measured of it in the releases of onnxruntime."""
 
     name: FormName
-    write: Callable[[Graph, ExportCall, Runtime], dict[str, GraphValue]]
+    write: Callable[[Graph, ExportCall], dict[str, GraphValue]]
     """Writes the nodes of a call, and returns the outputs by name."""
     unsupported_reason: Callable[[ExportCall, Runtime], str | None] = lambda _call, _runtime: None
     """Returns why the form cannot state a call. What a newer release removes comes after all other reasons."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
 
@@ -43,7 +43,7 @@ ROWS = 128
 """Queries in a block. A block meets all keys that it may attend at once, so its softmax is the plain one."""
 
 
-def _write_whole(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
+def _write_whole(graph: Graph, call: ExportCall) -> dict[str, GraphValue]:
     """query, key, value -> MatMul -> soft cap -> biases -> Where -> Softmax -> Where -> MatMul.
 
     Half inputs are computed in float32.
@@ -51,7 +51,7 @@ def _write_whole(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, 
     inputs = read_inputs(graph, call, call.accumulation_dtype)
     tile = GraphTile.of_all_pairs(inputs.lengths, inputs.key)
     query = scale_query(tile, inputs.query)
-    results = attend_tile(tile, query, inputs.key, inputs.value, runtime)
+    results = attend_tile(tile, query, inputs.key, inputs.value)
     results |= {total.name: total.of_whole(tile, results[total.name]) for total in sums_of(call)}
     return finished_outputs(inputs, results)
 
@@ -62,7 +62,7 @@ def _unsupported_reason(call: ExportCall, _runtime: Runtime) -> str | None:
     return None
 
 
-def _write_tiled(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
+def _write_tiled(graph: Graph, call: ExportCall) -> dict[str, GraphValue]:
     """query, key, value -> Loop over blocks(Slice queries and keys -> attention) -> Reshape, Slice.
 
     Blocks are counted from the last query on: only the one of the first queries may be shorter than the others.
@@ -71,17 +71,17 @@ def _write_tiled(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, 
     inputs = read_inputs(graph, call, call.accumulation_dtype, max(3, *ranks))
     length = call.sizes.queries
     even = isinstance(length, int) and length % min(length, ROWS) == 0
-    key, value, columns, key_mask = _hide_keys(inputs.lengths, inputs.key, inputs.value)
+    key, value, key_mask = _hide_keys(inputs.lengths, inputs.key, inputs.value)
     inputs = replace(inputs, key=key, value=value)
     whole = GraphTile.of_all_pairs(LengthsAsData(inputs.lengths), key)
     sums, most = sums_of(call), most_blocks(call, ROWS)
     names = [name for name in AXES if name in call.outputs and name not in SUMS_OF_QUERIES]
-    parts = None if sums else head_parts(inputs.lengths, ROWS, runtime)
+    parts = None if sums else head_parts(inputs.lengths, ROWS)
 
     def step(body: Graph, number: GraphValue, totals: Sequence[GraphValue]) -> Step:
         part = None if parts is None else HeadPart(body, parts, number)
-        tile = _QueryBlock(whole, body, part.block if part else number, inputs, columns.length, key_mask)
-        results = _attend_block(tile, inputs, runtime, part, even=even)
+        tile = _QueryBlock.of_step(whole, body, part.block if part else number, inputs, key_mask)
+        tile, results = _attend_block(tile, inputs, part, even=even)
         left = tile.start if part is None else xp.maximum(tile.start, part.left, exact=False)
         added = [s.added(tile, total, results[s.name]) for s, total in zip(sums, totals, strict=True)]
         return left > 0, added, [results[name] for name in names]
@@ -96,8 +96,8 @@ def _write_tiled(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, 
 
 def _hide_keys(
     lengths: GraphLengths, key: GraphValue, value: GraphValue
-) -> tuple[GraphValue, GraphValue, TileRange, KeyMask | None]:
-    """Return keys and values, the range of keys that is left of all, and what is masked there.
+) -> tuple[GraphValue, GraphValue, KeyMask | None]:
+    """Return the keys and values that are left of all, and what is masked there.
 
     Keys that no query attends are cut off if they are the last ones of all batch entries, and else 0. Nothing
     is done if no mask says so by itself, or if a bias may be infinite: -inf + inf would be NaN. With a cache,
@@ -107,7 +107,7 @@ def _hide_keys(
     queries, columns = TileRange("queries", call.sizes.queries), TileRange("keys", key.dims[-2])
     masks = tuple(mask for mask in call.masks if mask.hides_whole_keys)
     if not masks or call.cached or any(map(may_mask, call.biases)):
-        return key, value, columns, None
+        return key, value, None
     last_query = xp.expand_dims(lengths.queries, axis=0) - 1
     kept = key_range(
         GraphTile(lengths, graph, queries, columns, masks), graph.constant([0], "int64"), last_query
@@ -120,7 +120,7 @@ def _hide_keys(
     allowed = ops.to_rank(allowed, 2)
     key, value = (xp.where(xp.matrix_transpose(allowed), array, 0.0) for array in (key, value))
     added = xp.where(allowed, graph.constant(0.0, key.elem_type), -math.inf)
-    return key, value, columns, KeyMask(allowed, added)
+    return key, value, KeyMask(allowed, added)
 
 
 def _rows(lengths: GraphLengths) -> GraphValue:
@@ -132,15 +132,15 @@ def _rows(lengths: GraphLengths) -> GraphValue:
 
 
 def _attend_block(
-    tile: _QueryBlock, inputs: FormInputs, runtime: Runtime, part: HeadPart | None, *, even: bool
-) -> dict[str, GraphValue]:
-    """A block of queries -> attention over the keys that the block may attend."""
+    tile: _QueryBlock, inputs: FormInputs, part: HeadPart | None, *, even: bool
+) -> tuple[_QueryBlock, dict[str, GraphValue]]:
+    """A block of queries -> the same with the keys that it may attend alone, and attention over these."""
     body, bounds = tile.graph, tile.row_range.bounds
     assert bounds is not None
     first, stop = bounds
     # A block is cut and scaled here, because copies of all queries would take more memory.
     rows = tile.row_range if even else replace(tile.row_range, length="real rows")
-    real = GraphTile(tile.lengths, body, rows, tile.column_range)
+    real = GraphTile(tile.lengths, body, rows, tile.column_range, tile.masks)
     query = real.cut_queries(body.here(inputs.query))
     query = scale_query(real, query if part is None else part.cut_query(query))
     if not even:
@@ -149,15 +149,16 @@ def _attend_block(
     key, value = body.here(inputs.key), body.here(inputs.value)
     keys = key_range(tile, first, stop - 1)
     if part is not None:
-        tile.folds = part.folds
+        tile = replace(tile, folds=part.folds)
         key, value = part.cut_keys(key, value, keys)
     elif keys is not None:
         key, value = (ops.cut(array, keys, -2, "block keys") for array in (key, value))
     if keys is not None:
-        tile.column_range = TileRange("keys", "block keys", keys)
+        tile = replace(tile, column_range=TileRange("keys", "block keys", keys))
         if tile.key_mask is not None:
-            tile.key_mask = KeyMask(tile.cut(tile.key_mask.allowed), tile.cut(tile.key_mask.added))
-    return attend_tile(tile, query, key, value, runtime)
+            mask = KeyMask(tile.cut(tile.key_mask.allowed), tile.cut(tile.key_mask.added))
+            tile = replace(tile, key_mask=mask)
+    return tile, attend_tile(tile, query, key, value)
 
 
 def _padded(query: GraphValue, missing: GraphValue) -> GraphValue:
@@ -169,33 +170,33 @@ def _padded(query: GraphValue, missing: GraphValue) -> GraphValue:
     return graph.add("Pad", query, pads, dtype=query.elem_type, shape=shape)
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
 class _QueryBlock(GraphTile):
     """A block of queries, which may begin before the first one."""
 
-    def __init__(
-        self,
-        whole: GraphTile,
-        graph: Graph,
-        number: GraphValue,
-        inputs: FormInputs,
-        kept: int | str,
-        key_mask: KeyMask | None,
-    ) -> None:
+    start: GraphValue
+    """The first row, (1,), which is negative where rows are missing."""
+    stop: GraphValue
+
+    @classmethod
+    def of_step(
+        cls, whole: GraphTile, graph: Graph, number: GraphValue, inputs: FormInputs, key_mask: KeyMask | None
+    ) -> _QueryBlock:
         """The number of a step, (1,) -> its block of queries, and the keys that are left of all."""
+        queries, masks = whole.call.sizes.queries, whole.masks
         host = LengthsInBody(graph, inputs.lengths, inputs.query, inputs.key)
         rows = _rows(host)
-        self.stop = host.length(whole.call.sizes.queries) - number * rows
-        self.start = self.stop - rows
-        """The first row, which is negative where rows are missing."""
-        first = xp.maximum(self.start, 0, exact=False)
-        masks = whole.masks
+        stop = host.length(queries) - number * rows
+        start = stop - rows
+        first = xp.maximum(start, 0, exact=False)
         if key_mask is not None:
             masks = tuple(mask for mask in masks if not mask.hides_whole_keys)
-            self.key_mask = KeyMask(graph.here(key_mask.allowed), graph.here(key_mask.added))
-        length = 1 if whole.call.sizes.queries == 1 else "block rows"  # an axis of 1 is never cut
-        rows_of_tile, columns = TileRange("queries", length, (first, self.stop)), TileRange("keys", kept)
-        super().__init__(whole.lengths, graph, rows_of_tile, columns, masks)
-        self.host, self.whole = host, whole
+            key_mask = KeyMask(graph.here(key_mask.allowed), graph.here(key_mask.added))
+        length = 1 if queries == 1 else "block rows"  # an axis of 1 is never cut
+        ranges = TileRange("queries", length, (first, stop)), TileRange("keys", inputs.key.dims[-2])
+        return cls(
+            whole.lengths, graph, *ranges, masks, key_mask, in_body=host, outer=whole, start=start, stop=stop
+        )
 
     @property
     def hides_keys(self) -> bool:

@@ -56,12 +56,12 @@ def refuse_attention(
 
 
 def write_call(
-    graph: Graph, call: ExportCall, named: dict[str, GraphValue], form: FormName, target: Runtime
+    graph: Graph, call: ExportCall, named: dict[str, GraphValue], form: FormName
 ) -> dict[str, GraphValue]:
     """Return the outputs of a call, whose operands are the values of the graph under their names."""
     part = graph.part_of_call(named, call.accumulation_dtype, refuse_attention)
     written = {}
-    for name, value in FORMS[form].write(part, call, target).items():
+    for name, value in FORMS[form].write(part, call).items():
         # A name of a part, which has a space, may be that of another length in the next call.
         dims = [
             graph.lengths.fresh(length, value.name) if " " in str(length) else length for length in value.dims
@@ -118,7 +118,7 @@ class TracedAttention:
         self.chosen.append((form, reason))
         self.calls.append(call)
         named = {name: cast(ComputedSpec, spec).value for name, spec in call.inputs.items()}
-        written = write_call(graph, call, named, form, self.target)
+        written = write_call(graph, call, named, form)
         returned = {name: xp.squeeze(value, axis=1) if adds_head else value for name, value in written.items()}
         # The operator returns the joined cache, so the layer's own Concat is left out if nothing else reads it.
         for name in ("key", "value"):

@@ -19,7 +19,6 @@ from .. import _arrays as xp
 from .._arrays import ops
 from .._call.mask_analysis import heads_share_masks
 from .._graph import Graph, GraphValue
-from .._runtime.releases import Runtime
 from .formula import FormulaGrid, grid_fields, traced
 from .tile import GraphLengths, GraphTile
 
@@ -132,14 +131,14 @@ class HeadParts:
             self.folds = xp.concat([*batch, self.keys, rest]), xp.concat([*batch, self.queries, rest])
 
 
-def head_parts(lengths: GraphLengths, block: int, runtime: Runtime) -> HeadParts | None:
+def head_parts(lengths: GraphLengths, block: int) -> HeadParts | None:
     """Return the parts of the heads of a block of so many queries; None if its heads stay together.
 
     Their number divides the key heads, so that all parts are alike and none shares a key head with another.
     """
     call, graph, heads = lengths.call, lengths.graph, lengths.call.sizes.heads
     # On a GPU, more and smaller steps would be more launches. Programs other than onnxruntime were not timed.
-    if runtime.provider not in ("cpu", "wasm") or not heads_share_masks(call) or heads == 1:
+    if graph.runtime.provider not in ("cpu", "wasm") or not heads_share_masks(call) or heads == 1:
         return None
     divisors = [number for number in range(1, heads + 1) if heads % number == 0]
     sizes = (*call.sizes.batch, call.sizes.query_heads, call.sizes.keys)

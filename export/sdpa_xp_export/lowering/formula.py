@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Literal, TypeAlias, TypeVar, cast
@@ -22,7 +21,7 @@ from sdpa_xp._checks.score_arrays import check_broadcasts
 from sdpa_xp._libraries.protocols import TRACED
 from sdpa_xp._programs.scores import BoundOptions
 from sdpa_xp._tiles.grid import FAR, CallGrid, FirstPosition
-from sdpa_xp._tiles.tile import Tile, TokenPositions, both
+from sdpa_xp._tiles.tile import Tile, both
 from sdpa_xp.biases import Bias
 from sdpa_xp.biases.algebra import Sum
 from sdpa_xp.errors import ArgumentTypeError, message_of, summary
@@ -158,37 +157,32 @@ def grid_fields(tile: GraphTile) -> dict[str, Any]:
     }
 
 
-class FormulaTile:
-    """A tile of a graph, as patterns and terms see it when they are asked about it."""
+class FormulaTile(Tile):
+    """A tile of a graph, as patterns and terms see it when they are asked about it; its arrays are values."""
 
-    leading = block = origin = placement = None
-    positions: TokenPositions | None = None
-
-    def __init__(self, grid: FormulaGrid) -> None:
-        self.grid = grid
-        self._tile = grid.tile
-        self.rows, self.columns = _range_of(self._tile.row_range), _range_of(self._tile.column_range)
-
-    def _replace(self, positions: TokenPositions) -> FormulaTile:
-        """Return the tile with tokens that may stand anywhere."""
-        tile = copy(self)
-        tile.positions, tile.rows, tile.columns = positions, *[range(-FAR, FAR)] * 2
-        return tile
+    @classmethod
+    def of_grid(cls, grid: FormulaGrid) -> FormulaTile:
+        """Return the tile that a grid is for."""
+        return cls(_range_of(grid.tile.row_range), _range_of(grid.tile.column_range), cast(Any, grid))
 
     @property
-    def row_index(self) -> GraphValue:
+    def _tile(self) -> GraphTile:
+        return cast(FormulaGrid, self.grid).tile
+
+    @property
+    def row_index(self) -> Any:
         return self._tile.row
 
     @property
-    def query_index(self) -> GraphValue:
+    def query_index(self) -> Any:
         return self._tile.query_index if self.positions is None else self.slice(self.positions.queries)
 
     @property
-    def key_index(self) -> GraphValue:
+    def key_index(self) -> Any:
         return self._tile.key_index if self.positions is None else self.slice(self.positions.keys)
 
     @property
-    def indices(self) -> tuple[GraphValue, ...]:
+    def indices(self) -> tuple[Any, Any, Any, Any]:
         return *self._tile.indices, self.query_index, self.key_index
 
     @property
@@ -199,16 +193,14 @@ class FormulaTile:
     def last_position(self) -> int:
         return FAR if self._tile.call.cached else self.rows.stop - 1
 
-    distances = Tile.distances  # by the positions above
-
     @property
-    def shape(self) -> tuple[int | str, ...]:
+    def shape(self) -> Any:
         return (*self.grid.batch_and_heads, *self._tile.rows.dims, *self._tile.columns.dims)
 
-    def slice(self, array: Any) -> GraphValue:
+    def slice(self, array: Any) -> Any:
         return self._tile.cut(self._tile.graph.operand(array))
 
-    def slice_queries(self, array: Any) -> GraphValue:
+    def slice_queries(self, array: Any) -> Any:
         return self._tile.cut_queries(self._tile.graph.operand(array))
 
     def slice_heads(self, array: T) -> T:
@@ -223,7 +215,7 @@ def all_allowed(tile: GraphTile, masks: Sequence[Mask]) -> AllowedPairs:
     allowed: AllowedPairs = True
     for mask in masks:
         with traced("attn_mask", mask, grid := FormulaGrid(**grid_fields(tile))) as pattern:
-            answer = pattern.allowed_in(FormulaTile(grid))
+            answer = pattern.allowed_in(FormulaTile.of_grid(grid))
         if getattr(answer, "dtype", "bool" if isinstance(answer, bool) else "") != "bool":
             rule = f"the formula of {type(mask).__name__} must return a condition (`attn_mask`)"
             raise ArgumentTypeError(tile.graph.function, rule, {"its result": type(answer).__name__})
@@ -242,7 +234,8 @@ def biased(tile: GraphTile, scores: GraphValue, allowed: AllowedPairs) -> tuple[
     grid = FormulaGrid(**grid_fields(tile))
     with traced("bias", bias, grid) as terms:
         of_library: Any = BoundOptions(AllOf(), terms, 1.0, None, None)
-        return cast(tuple[GraphValue, AllowedPairs], of_library.biased(FormulaTile(grid), scores, allowed))
+        total, unmasked = of_library.biased(FormulaTile.of_grid(grid), scores, allowed)
+    return total, unmasked
 
 
 @contextmanager

@@ -196,38 +196,39 @@ class KeyMask:
     """0 or -inf, (..., 1, S), in the dtype of the scores."""
 
 
+@dataclass(frozen=True, eq=False)
 class GraphTile:
     """Some queries against some keys; its values are written into `graph`, which may be the body of a loop."""
 
-    host: GraphLengths
-    """The lengths of the call for arithmetic with lengths, as values of this graph."""
-    whole: GraphTile
-    """The tile of all pairs, in the graph around the loop if this graph is the body of one."""
+    lengths: GraphLengths
+    graph: Graph
+    row_range: TileRange
+    column_range: TileRange
+    masks: tuple[Mask, ...]
     key_mask: KeyMask | None = None
     """What is masked apart from `masks`, in keys and values that are 0 there."""
     folds: tuple[GraphValue, GraphValue] | None = None
     """The shapes for `matmul_grouped`, if only a run says how many heads the tile has."""
+    in_body: LengthsInBody | None = None
+    """The lengths in this graph if it is the body of a loop."""
+    outer: GraphTile | None = None
+    """The tile of all pairs, in the graph around the loop."""
 
-    def __init__(
-        self,
-        lengths: GraphLengths,
-        graph: Graph,
-        rows: TileRange,
-        columns: TileRange,
-        masks: tuple[Mask, ...] | None = None,
-    ) -> None:
-        self.lengths = self.host = lengths
-        self.whole = self
-        self.graph = graph
-        self.row_range = rows
-        self.column_range = columns
-        self.masks = lengths.call.masks if masks is None else masks
+    @property
+    def host(self) -> GraphLengths:
+        """The lengths of the call for arithmetic with lengths, as values of this graph."""
+        return self.in_body or self.lengths
+
+    @property
+    def whole(self) -> GraphTile:
+        """The tile of all pairs, in the graph around the loop if this graph is the body of one."""
+        return self.outer or self
 
     @classmethod
     def of_all_pairs(cls, lengths: GraphLengths, key: GraphValue) -> GraphTile:
         """Return the tile of all queries against all of `key`, (..., S, E), or against what was left of it."""
-        queries = TileRange("queries", lengths.call.sizes.queries)
-        return cls(lengths, lengths.graph, queries, TileRange("keys", key.dims[-2]))
+        call, keys = lengths.call, TileRange("keys", key.dims[-2])
+        return cls(lengths, lengths.graph, TileRange("queries", call.sizes.queries), keys, call.masks)
 
     @property
     def hides_keys(self) -> bool:

@@ -19,7 +19,6 @@ from .._call.call import ExportCall
 from .._call.mask_analysis import has_empty_rows, is_only_causal
 from .._call.operands import SUMS_OF_QUERIES, Initializer, Input
 from .._graph import GraphValue, has_names
-from .._runtime.releases import Runtime
 from .formula import AllowedPairs, all_allowed, biased, both_allow
 from .tile import GraphLengths, GraphTile
 
@@ -39,14 +38,14 @@ def scale_query(tile: GraphTile, query: GraphValue) -> GraphValue:
 
 
 def attend_tile(
-    tile: GraphTile, query: GraphValue, key: GraphValue, value: GraphValue, runtime: Runtime
+    tile: GraphTile, query: GraphValue, key: GraphValue, value: GraphValue
 ) -> dict[str, GraphValue]:
     """query from `scale_query`, key, value -> the outputs of the call and others, by name.
 
     Exponentials and their sum are written instead of a Softmax where that has no room for sinks, returns no
     log-sum-exp, or hides NaN, which would hide it in a row that attends it, too.
     """
-    call = tile.call
+    call, runtime = tile.call, tile.graph.runtime
     explicit_softmax = (
         runtime.softmax_hides_nan or call.sinks is not None or not EXPLICIT.isdisjoint(call.outputs)
     )
@@ -60,7 +59,7 @@ def attend_tile(
     scores = scores if call.outputs == ("output",) else _expand_to_batch(tile, scores)
     results = {"scores": scores}
     if explicit_softmax:
-        weights, of_rows = _explicit_softmax(tile, scores, runtime)
+        weights, of_rows = _explicit_softmax(tile, scores)
         results |= of_rows
     else:
         weights = scores.graph.add("Softmax", scores, dtype=scores.elem_type, shape=scores.dims, axis=-1)
@@ -118,16 +117,14 @@ def _expand_to_batch(tile: GraphTile, scores: GraphValue) -> GraphValue:
     return xp.broadcast_to(scores, target, dims=(*batch, *scores.dims[-3:]))
 
 
-def _explicit_softmax(
-    tile: GraphTile, scores: GraphValue, runtime: Runtime
-) -> tuple[GraphValue, dict[str, GraphValue]]:
+def _explicit_softmax(tile: GraphTile, scores: GraphValue) -> tuple[GraphValue, dict[str, GraphValue]]:
     """scores -> exp(s - m) / l, and what a call may ask for of each row.
 
     The log-sum-exp is m + log(l); sinks count in m and in l, but not in the largest score.
     """
     call = tile.call
     asks = "row_max" in call.outputs
-    m = row_max(scores, runtime) if asks else ops.reduce("ReduceMax", scores)
+    m = row_max(scores) if asks else ops.reduce("ReduceMax", scores)
     of_rows, sinks = {"row_max": m}, None
     if call.sinks is not None:
         sinks = ops.with_ones(tile.operand(call.sinks).astype(scores.elem_type), 2)
@@ -135,7 +132,7 @@ def _explicit_softmax(
     shift = xp.where(xp.is_masked(m), 0.0, m)  # -inf - -inf would be NaN
     difference = scores - shift
     p = xp.exp(difference)
-    if runtime.exp_hides_nan:
+    if tile.graph.runtime.exp_hides_nan:
         p = xp.where(xp.isnan(scores), scores, p)
     l = of_keys = ops.reduce("ReduceSum", p)
     if sinks is not None:
@@ -206,10 +203,10 @@ def is_attended(allowed: GraphValue, groups: int) -> GraphValue:
     return xp.matrix_transpose(count) > 0.0
 
 
-def row_max(scores: GraphValue, runtime: Runtime) -> GraphValue:
+def row_max(scores: GraphValue) -> GraphValue:
     """scores (..., rows, columns) -> the largest of each row, (..., rows, 1); NaN if one is NaN."""
     largest: GraphValue = xp.max(scores, axis=-1, keepdims=True)
-    if not runtime.max_loses_infinity:
+    if not scores.graph.runtime.max_loses_infinity:
         return largest
     is_key = xp.where(xp.is_masked(scores), scores.graph.constant(0.0, scores.elem_type), 1.0)
     return xp.where(ops.reduce("ReduceMax", is_key) > 0.0, largest, -math.inf)
@@ -233,7 +230,7 @@ def top_keys(
     TopK of the scores s -> exp(s - shift) / l -> Pad. A weight may be 0 where its score is not -inf.
     """
     graph, wanted, axis = scores.graph, tile.call.top_k, scores.ndim - 1
-    if graph.settings.for_openvino:
+    if graph.runtime.is_openvino:
         rule = (
             "a graph for openvino must have no top_keys, since OpenVINO leaves the order of equal weights open"
         )

@@ -223,13 +223,13 @@ def test_opset_of_a_layer(runtime: str, wanted: int) -> None:
 
 def test_pairs_that_both_let_attend() -> None:
     """No node for what is known while the graph is written."""
-    graph = Graph(internals.GraphSettings(opset=18, namespace=graph_namespace, attend=refuse_attention))
+    runtime = internals.Runtime.parse("test", "onnx")
+    settings = {"opset": 18, "runtime": runtime, "namespace": graph_namespace, "attend": refuse_attention}
+    graph = Graph(internals.GraphSettings(**settings))
     one, other = (graph.input(name, "bool", (2, 3)) for name in "ab")
     for known in (True, False, one):
-        assert both_allow(True, known) is known
-        assert both_allow(known, True) is known
-        assert both_allow(False, known) is False
-        assert both_allow(known, False) is False
+        assert both_allow(True, known) is both_allow(known, True) is known
+        assert both_allow(False, known) is both_allow(known, False) is False
     assert not graph.written.nodes
     assert both_allow(one, other).name == graph.written.nodes[0].output[0]
     assert graph.written.nodes[0].op_type == "And"
