@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from .._checks.integers import Integers
 from .._libraries import is_traced, library_of, namespace_of
@@ -45,6 +45,16 @@ class TokenPositions(NamedTuple):
     """(..., 1, L, 1)."""
     keys: Array
     """(..., 1, 1, S)."""
+
+    def placed_tile(self, tile: Tile) -> Tile:
+        return tile._replace(positions=self)
+
+
+class Place(Protocol):
+    """Where the tokens of a call stand for its masks and biases, if not where they stand in its arrays."""
+
+    def placed_tile(self, tile: Tile, /) -> Tile:
+        """Return the tile that masks and biases are asked about for a tile of the call."""
 
 
 class Tile(NamedTuple):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from .._libraries.protocols import Array
 from .._tiles.score_grid import ScoreGrid
-from .._tiles.tile import Allowed, Tile, TokenPositions, both, collapse_uniform, either
+from .._tiles.tile import Allowed, Place, Tile, both, collapse_uniform, either
 
 if TYPE_CHECKING:
     from .._tiles.on_device import BlockBounds
@@ -165,14 +165,16 @@ class ArrayPattern(Pattern):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PatternAtPositions(Pattern):
-    """A pattern of positions. It bounds no range of keys, since the positions are not read."""
+class PlacedPattern(Pattern):
+    """A pattern that is asked about another tile."""
 
+    # Only a device may know the place, and positions are not read: it has no `uniform`, and bounds no range.
+
+    place: Place
     pattern: Pattern
-    positions: TokenPositions
 
     def allowed_in(self, tile: Tile) -> Allowed:
-        return self.pattern.allowed_in(tile._replace(positions=self.positions))
+        return self.pattern.allowed_in(self.place.placed_tile(tile))
 
 
 def _intersection(ranges: list[range]) -> range:
