@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from .._checks.integers import Integers
 from .._libraries import is_traced, library_of, namespace_of
@@ -260,12 +260,6 @@ def either(left: Allowed, right: Allowed) -> Allowed:
 def is_masked(scores: Array) -> Array:
     """Return where a score or a bias is -inf; a NaN is not."""
     return scores <= float("-inf")
-
-
-def range_of_bounds(pattern: Any, tile: Tile) -> range:
-    """Return the `key_range` of a pattern that has `key_bounds`."""
-    start, stop = pattern.key_bounds(tile)
-    return range(int(max(tile.columns.start, start)), int(min(tile.columns.stop, stop)))
 
 
 Axis: TypeAlias = Literal["rows", "columns"] | None

@@ -49,7 +49,8 @@ class Pattern(ABC):
 
     def key_range(self, tile: Tile, /) -> range:
         """Return one range of the tile's keys outside of which no query attends; tiles outside are skipped."""
-        return tile.columns
+        start, stop = self.key_bounds(tile)
+        return range(int(max(tile.columns.start, start)), int(min(tile.columns.stop, stop)))
 
     def query_range(self, tile: Tile, /) -> range:
         """Return one range of the tile's queries outside of which none attends to a key of the tile."""
