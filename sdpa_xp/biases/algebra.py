@@ -106,11 +106,7 @@ class Sum(Bias):
     """Biases that are applied one after the other."""
 
     name = "+"
-    biases: tuple[Bias, ...]
-
-    @property
-    def parts(self) -> tuple[Bias, ...]:
-        return self.biases
+    parts: tuple[Bias, ...] = field()  # or the property of the base class would be its default
 
     def bind(self, grid: CallGrid) -> tuple[Term, ...]:
         return tuple(term for bias in self.parts for term in bias.bind(grid))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from .._call.options import CallOptions
@@ -61,17 +61,13 @@ class _AtPositions(ScoreModifier):
 
     name = "at_positions"
     counts = "slots"
-    modifiers: tuple[Any]
+    parts: tuple[Any] = field()  # or the property of the base class would be its default
     query_positions: AnyArray
     key_positions: AnyArray
 
-    @property
-    def parts(self) -> tuple[Any, ...]:
-        return self.modifiers
-
     def has_known_gradients(self) -> bool:
         # A term is asked for its gradient at places, not at positions.
-        (modifier,) = self.modifiers
+        (modifier,) = self.parts
         arrays = [cast(Array, array) for _, array in modifier.arrays()]
         return bool(modifier.has_known_gradients()) and all(dtype_name(x.dtype) not in FLOATING for x in arrays)
 
@@ -85,7 +81,7 @@ class _AtPositions(ScoreModifier):
         positions = TokenPositions(
             grid.in_all_axes(queries, 1), grid.in_all_axes(xp.expand_dims(keys, axis=-2))
         )
-        return positions, self.modifiers[0].bind(grid.at_positions())
+        return positions, self.parts[0].bind(grid.at_positions())
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
