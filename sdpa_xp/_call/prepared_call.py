@@ -31,7 +31,6 @@ from .._libraries import (
     is_unknown,
     library_of,
     namespace_of,
-    refuses_unlike_axes,
 )
 from .._libraries.protocols import AnyArray, Array, Dtype, Shape
 from .._programs.scores import BoundOptions, Scores
@@ -244,8 +243,7 @@ class PreparedCall(NamedTuple):
 
     def checked(self, result: T, name: str = "output") -> T:
         """Return a result, unless the library is set to look for NaN or inf, which `computing` has put off."""
-        if (settings := self.grid.library.settings) is not None:
-            settings.find_nonfinite(self.grid.function, name, result)
+        self.grid.library.find_nonfinite(self.grid.function, name, result)
         return result
 
     def remove_head_axis(self, computed: Array) -> Array:
@@ -372,7 +370,7 @@ def _validated(
         keys=sizes.keys,
         is_2d=sizes.is_2d,
         position=FirstPosition(position, position, position),
-        needs_all_axes=refuses_unlike_axes(library),
+        needs_all_axes=library.refuses_unlike_axes(),
         is_reproducible=bool(options.reproducible),
     )
     if grid.access.is_traced:

@@ -202,14 +202,9 @@ def access_of(arrays: Iterable[Array]) -> Access:
     return Access(False, is_writeable, waits, library.uses_our_threads)
 
 
-def refuses_unlike_axes(library: Library) -> bool:
-    """Return whether the library is set to refuse operations of arrays with unlike numbers of axes."""
-    return library.settings is not None and library.settings.refuses_unlike_axes()
-
-
 def with_axes(array: Array, axes: int) -> Array:
     """Return an array that meets arrays of so many axes: with these axes, if its library refuses others."""
-    if not refuses_unlike_axes(library_of(array)):
+    if not library_of(array).refuses_unlike_axes():
         return array
     return namespace_of(array).reshape(array, (*[1] * (axes - array.ndim), *array.shape))
 

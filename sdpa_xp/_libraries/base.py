@@ -75,8 +75,6 @@ class Library:
     """What records operations for gradients, if arrays themselves are recorded."""
     tangent_rules: ClassVar[capabilities.TangentRules | None] = None
     """Its operations with derivatives of their own, which it transposes and differentiates again."""
-    settings: ClassVar[capabilities.Settings | None] = None
-    """What a user may have set, if that refuses operations or results."""
     module: ClassVar[str] = ""
     """The module that makes its arrays, where that module is needed: its generators, its `out` functions."""
 
@@ -241,6 +239,15 @@ class Library:
 
     def register_trees(self) -> None:
         """Have the library's compiler take apart objects of the classes in `trees.WAITING`."""
+
+    # What a user may have set for all operations
+
+    def refuses_unlike_axes(self) -> bool:
+        """Return whether operations of arrays with unlike numbers of axes are refused."""
+        return False
+
+    def find_nonfinite(self, _function: str, _name: str, _array: Any) -> None:
+        """Refuse a result with NaN or inf if the library is set to look for them in each result."""
 
     # Contexts
 

@@ -123,16 +123,6 @@ class TangentRules(Protocol):
         """
 
 
-class Settings(Protocol):
-    """What a user may have set for all operations of a library."""
-
-    def refuses_unlike_axes(self) -> bool:
-        """Return whether operations of arrays with unlike numbers of axes are refused."""
-
-    def find_nonfinite(self, function: str, name: str, array: Any) -> None:
-        """Refuse a result with NaN or inf if the library is set to look for them in each result."""
-
-
 class Diagonals:
     """Views of arrays of NumPy in which all elements of a diagonal are one number."""
 

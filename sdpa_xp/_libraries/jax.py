@@ -37,25 +37,6 @@ class JaxKeys(Generators):
         return cast(Array, sys.modules["jax"].random.uniform(rng, (count,), xp.float32))
 
 
-class JaxSettings:
-    """Rank promotion, and the search for NaN and inf."""
-
-    def refuses_unlike_axes(self) -> bool:
-        return bool(sys.modules["jax"].config.jax_numpy_rank_promotion != "allow")
-
-    def find_nonfinite(self, function: str, name: str, array: Any) -> None:
-        jax = sys.modules["jax"]
-        config = jax.config
-        if not (config.jax_debug_nans or config.jax_debug_infs) or isinstance(array, jax.core.Tracer):
-            return
-        xp = sys.modules["jax.numpy"]
-        with _without_debugging():
-            has_kind = {"nan": bool(xp.any(xp.isnan(array))), "inf": bool(xp.any(xp.isinf(array)))}
-        for kind, setting in (("nan", "jax_debug_nans"), ("inf", "jax_debug_infs")):
-            if has_kind[kind] and getattr(config, setting):
-                raise FloatingPointError(f"{function}: `{name}` must have no {kind}, since {setting} is set")
-
-
 class JaxTangentRules:
     """The derivatives of `jax.custom_jvp`, which JAX transposes."""
 
@@ -93,7 +74,7 @@ class Jax(Library):
     conversion = "jax.numpy.asarray"
     cast_code = ASTYPE
     multiplies_halves = compiles_shapes = True
-    loops, meshes, settings, tangent_rules = Loops(), Meshes(), JaxSettings(), JaxTangentRules()
+    loops, meshes, tangent_rules = Loops(), Meshes(), JaxTangentRules()
     needs_context = True
 
     def owns(self, array: object) -> bool:
@@ -130,6 +111,21 @@ class Jax(Library):
 
     def is_traced(self, array: Any) -> bool:
         return isinstance(array, sys.modules["jax"].core.Tracer)
+
+    def refuses_unlike_axes(self) -> bool:
+        return bool(sys.modules["jax"].config.jax_numpy_rank_promotion != "allow")
+
+    def find_nonfinite(self, function: str, name: str, array: Any) -> None:
+        jax = sys.modules["jax"]
+        config = jax.config
+        if not (config.jax_debug_nans or config.jax_debug_infs) or isinstance(array, jax.core.Tracer):
+            return
+        xp = sys.modules["jax.numpy"]
+        with _without_debugging():
+            has_kind = {"nan": bool(xp.any(xp.isnan(array))), "inf": bool(xp.any(xp.isinf(array)))}
+        for kind, setting in (("nan", "jax_debug_nans"), ("inf", "jax_debug_infs")):
+            if has_kind[kind] and getattr(config, setting):
+                raise FloatingPointError(f"{function}: `{name}` must have no {kind}, since {setting} is set")
 
     def context_maker(self, _array: Array) -> Callable[[], AbstractContextManager[object]]:
         return _without_debugging

@@ -202,7 +202,7 @@ class OverLoops(Over):
 
 
 WRAPPERS: dict[str, type[Over]] = {
-    **dict.fromkeys(("diagonals", "rows", "settings"), Over),
+    **dict.fromkeys(("diagonals", "rows"), Over),
     "loops": OverLoops,
     "autograd": OverAutograd,
     "generators": OverGenerators,
