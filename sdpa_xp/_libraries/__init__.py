@@ -13,13 +13,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
-from typing import Any, TypeGuard, cast
+from typing import Any, TypeGuard, TypeVar, cast
 
 import array_api_compat as compat
 
 from .base import Library, is_compiling
 from .protocols import TRACED, Access, AnyArray, Array, Dtype, Namespace, Override
 
+T = TypeVar("T")
 FLOATING = ("float16", "bfloat16", "float32", "float64")
 LARGEST = {"float32": (2 - 2**-23) * 2.0**127, "float64": sys.float_info.max}
 """The largest finite number of each accumulation dtype."""
@@ -187,6 +188,21 @@ def array_signatures(arrays: Iterable[object]) -> tuple[object, ...] | None:
         signatures += (signature,)
         last = library
     return signatures
+
+
+def checked(library: Library, function: str, result: T, name: str = "") -> T:
+    """Return a result, unless `library` is set to refuse it for a NaN or inf, which `computing` has put off.
+
+    The arrays of a NamedTuple are named by its fields.
+    """
+    if library.has_settings:
+        fields: Mapping[str, Any] = cast(Any, result)._asdict() if isinstance(result, tuple) else {name: result}
+        for field, array in fields.items():
+            if isinstance(array, tuple):
+                checked(library, function, array)
+            elif array is not None:
+                library.find_nonfinite(function, field, array)
+    return result
 
 
 def access_of(arrays: Iterable[Array]) -> Access:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 A = TypeVar("A")
 
 
+MASKED = {"lse", "row_max", "scores"}
+"""The results that are -inf where no pair may attend."""
 CUDA = (2, 10, 13)
 """Types of devices in DLPack: CUDA's, ROCm's, whose libraries call it CUDA, and memory that CUDA manages."""
 
@@ -47,8 +49,11 @@ class Library:
     cast_code: ClassVar[tuple[str, str]] = ("xp.astype({array}, {dtype})", "xp.{name}")
     """The code that converts an array to a dtype, and the code of a dtype, for hints."""
     needs_context: ClassVar[bool] = False
-    """Whether contexts change more than warnings. JAX may be set to refuse NaN in results, and numbers that an
-    operation moves to the device; and CuPy computes on the current device alone."""
+    """Whether contexts change copies of arrays, and not only warnings. JAX may be set to refuse NaN, and
+    numbers that an operation moves to the device; and CuPy computes on the current device alone. Torch's
+    autocast changes only what computes with the numbers."""
+    has_settings: ClassVar[bool] = False
+    """Whether a user may have set what is refused: see `refuses_unlike_axes` and `find_nonfinite`."""
     tile_share: int = 1
     """A tile has the scores of other libraries divided by this: jets with bends hold more arrays of each."""
     has_free_shift: ClassVar[bool] = True
@@ -247,7 +252,10 @@ class Library:
         return False
 
     def find_nonfinite(self, _function: str, _name: str, _array: Any) -> None:
-        """Refuse a result with NaN or inf if the library is set to look for them in each result."""
+        """Refuse a result with NaN or inf if the library is set to look for them in each result.
+
+        A `name` in `MASKED` may be -inf.
+        """
 
     # Contexts
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import array_api_compat as compat
 
-from .base import ASTYPE, Library
+from .base import ASTYPE, MASKED, Library
 from .capabilities import Generators, Loops
 from .jax_trees import register_all, register_waiting
 from .meshes import Meshes
@@ -75,7 +75,7 @@ class Jax(Library):
     cast_code = ASTYPE
     multiplies_halves = compiles_shapes = True
     loops, meshes, tangent_rules = Loops(), Meshes(), JaxTangentRules()
-    needs_context = True
+    needs_context = has_settings = True
 
     def owns(self, array: object) -> bool:
         is_owned = bool(compat.is_jax_array(array))
@@ -116,16 +116,15 @@ class Jax(Library):
         return bool(sys.modules["jax"].config.jax_numpy_rank_promotion != "allow")
 
     def find_nonfinite(self, function: str, name: str, array: Any) -> None:
-        jax = sys.modules["jax"]
-        config = jax.config
-        if not (config.jax_debug_nans or config.jax_debug_infs) or isinstance(array, jax.core.Tracer):
-            return
-        xp = sys.modules["jax.numpy"]
-        with _without_debugging():
-            has_kind = {"nan": bool(xp.any(xp.isnan(array))), "inf": bool(xp.any(xp.isinf(array)))}
-        for kind, setting in (("nan", "jax_debug_nans"), ("inf", "jax_debug_infs")):
-            if has_kind[kind] and getattr(config, setting):
-                raise FloatingPointError(f"{function}: `{name}` must have no {kind}, since {setting} is set")
+        config, xp = sys.modules["jax"].config, sys.modules["jax.numpy"]
+        for kind, is_kind in (("nan", xp.isnan), ("inf", xp.isposinf if name in MASKED else xp.isinf)):
+            setting = f"jax_debug_{kind}s"
+            if getattr(config, setting) and not self.is_traced(array):
+                with _without_debugging():
+                    has_kind = bool(xp.any(is_kind(array)))
+                if has_kind:
+                    rule = f"`{name}` must have no {kind}, since {setting} is set"
+                    raise FloatingPointError(f"{function}: {rule}")
 
     def context_maker(self, _array: Array) -> Callable[[], AbstractContextManager[object]]:
         return _without_debugging
