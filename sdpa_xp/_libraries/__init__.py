@@ -230,7 +230,7 @@ def rows_at(array: Array, indices: Sequence[int]) -> Array:
     if are_consecutive(indices):
         return array[indices[0] : indices[-1] + 1, ...]
     library = library_of(array)
-    return cast(Array, library.rows.take(array, indices, library.namespace(array), library.device(array)))
+    return cast(Array, library.take_rows(array, indices, library.namespace(array), library.device(array)))
 
 
 def are_consecutive(indices: Sequence[int]) -> bool:
@@ -245,7 +245,7 @@ def rows_in_blocks(pool: Array, tables: Sequence[Sequence[int]] | Array) -> Arra
     The tables are lists of numbers, or int32 (n, blocks) on the device of the pool.
     """
     library = library_of(pool)
-    return cast(Array, library.rows.in_blocks(pool, tables, library.namespace(pool), library.device(pool)))
+    return cast(Array, library.in_blocks(pool, tables, library.namespace(pool), library.device(pool)))
 
 
 def halves_of_bytes(array: Array) -> Array:

@@ -74,8 +74,6 @@ class Library:
     """Its views of one number for each diagonal, if arrays may have negative strides."""
     generators: capabilities.Generators = capabilities.Generators()
     """Its random generators."""
-    rows: ClassVar[capabilities.Rows] = capabilities.Rows()
-    """Its copies of rows."""
     autograd: ClassVar[capabilities.Autograd | None] = None
     """What records operations for gradients, if arrays themselves are recorded."""
     tangent_rules: ClassVar[capabilities.TangentRules | None] = None
@@ -224,6 +222,22 @@ class Library:
         """Return what the function of this name returns."""
         *leading, width = array.shape
         return xp.reshape(xp.stack([array & 15, array >> 4], axis=-1), (*leading, 2 * width))
+
+    def take_rows(self, array: Any, indices: Sequence[int], xp: Any, device: Device) -> Any:
+        """Return a copy of some elements of the first axis, by the functions of the standard."""
+        return xp.take(array, xp.asarray([*indices], dtype=xp.int32, device=device), axis=0)
+
+    def in_blocks(self, pool: Any, tables: Any, xp: Any, device: Device) -> Any:
+        """Return what `rows_in_blocks` returns."""
+        heads, size, width = pool.shape[1:]
+        if isinstance(tables, Sequence):
+            sequences, blocks = len(tables), len(tables[0])
+            copied = self.take_rows(pool, [block for table in tables for block in table], xp, device)
+        else:
+            sequences, blocks = tables.shape
+            copied = xp.take(pool, xp.reshape(tables, (-1,)), axis=0)
+        copied = xp.reshape(copied, (sequences, blocks, heads, size, width))
+        return xp.reshape(xp.permute_dims(copied, (0, 2, 1, 3, 4)), (sequences, heads, blocks * size, width))
 
     def to_list(self, array: Any) -> Any:
         """Return the elements as Python numbers in nested lists. A lazy array is computed."""

@@ -52,26 +52,6 @@ class Generators:
         return cast(Array, rng.random(count, xp.float32))
 
 
-class Rows:
-    """Copies of rows, by the functions of the standard."""
-
-    def take(self, array: Any, indices: Sequence[int], xp: Any, device: Device) -> Any:
-        """Return a copy of some elements of the first axis."""
-        return xp.take(array, xp.asarray([*indices], dtype=xp.int32, device=device), axis=0)
-
-    def in_blocks(self, pool: Any, tables: Sequence[Sequence[int]] | Array, xp: Any, device: Device) -> Any:
-        """Return what `rows_in_blocks` returns."""
-        heads, size, width = pool.shape[1:]
-        if isinstance(tables, Sequence):
-            sequences, blocks = len(tables), len(tables[0])
-            copied = self.take(pool, [block for table in tables for block in table], xp, device)
-        else:
-            sequences, blocks = tables.shape
-            copied = xp.take(pool, xp.reshape(tables, (-1,)), axis=0)
-        copied = xp.reshape(copied, (sequences, blocks, heads, size, width))
-        return xp.reshape(xp.permute_dims(copied, (0, 2, 1, 3, 4)), (sequences, heads, blocks * size, width))
-
-
 class Autograd(Protocol):
     """What records the operations of arrays, and may change what they mean."""
 

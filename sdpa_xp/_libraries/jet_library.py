@@ -20,7 +20,7 @@ from .jet_rules import linear, on_values
 from .jets import Jet
 from .trees import mapped
 
-LINEAR = {"base_form", "constant", "detach", "frozen", "in_blocks", "in_rows", "rows_from", "take", "view"}
+LINEAR = {"base_form", "constant", "detach", "frozen", "in_blocks", "in_rows", "rows_from", "take_rows", "view"}
 """What a library does with each part of a jet."""
 _KINDS: dict[tuple[object, ...], JetNamespace] = {}
 """The kinds of jets. No lock: two threads that make one at once use two, one of which is lost with its call."""
@@ -202,7 +202,7 @@ class OverLoops(Over):
 
 
 WRAPPERS: dict[str, type[Over]] = {
-    **dict.fromkeys(("diagonals", "rows"), Over),
+    "diagonals": Over,
     "loops": OverLoops,
     "autograd": OverAutograd,
     "generators": OverGenerators,
