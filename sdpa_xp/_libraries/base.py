@@ -15,6 +15,7 @@ from . import capabilities
 from .protocols import AnyArray, Array, Device, Dtype, Namespace
 
 if TYPE_CHECKING:
+    from .loops import Loops
     from .meshes import Meshes
 
 A = TypeVar("A")
@@ -66,7 +67,7 @@ class Library:
     """Whether one assignment sets the elements at arrays of indices, which the standard does not have."""
     chunks: ClassVar[capabilities.ChunkedArrays | None] = None
     """How its arrays are cut into chunks, if they are lazy: their values are computed later, by tasks."""
-    loops: ClassVar[capabilities.Loops | None] = None
+    loops: ClassVar[Loops | None] = None
     """The loops that its compiler keeps. Other compilers write each pass into the graph."""
     meshes: ClassVar[Meshes | None] = None
     """Its meshes of devices, if devices run one program and send each other arrays."""

@@ -10,8 +10,9 @@ from typing import Any, cast
 import array_api_compat as compat
 
 from .base import ASTYPE, MASKED, Library
-from .capabilities import Generators, Loops
+from .capabilities import Generators
 from .jax_trees import register_all, register_waiting
+from .loops import Loops
 from .meshes import Meshes
 from .protocols import Access, AnyArray, Array, Device, Namespace
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from . import FLOATING, JETS, dtype_name, library_of
 from .base import is_compiling
-from .capabilities import Loops
 from .jet_namespace import JetNamespace
 from .jet_rules import linear, on_values
 from .jets import Jet
@@ -187,7 +186,7 @@ class Packed:
 
 
 @cache
-def _register(loops: Loops) -> None:
+def _register(loops: Any) -> None:
     loops.register(Packed, lambda packed: (packed.parts, packed.kind), Packed)
 
 
