@@ -190,7 +190,8 @@ def compute_output(
     with call.computing():
         output = _computed(call, kernel, "output")["output"]
         returned: A = call.result(output)  # no `cast`, which a tiny call would notice
-    if call.grid.library.needs_context:  # a tiny call would notice a function more
+    # A tiny call would notice a function more.
+    if call.grid.library.has_settings or call.converted_from is not None:
         call.checked(returned)
     return returned
 

@@ -127,6 +127,8 @@ def _result(kind: JetNamespace, inputs: Sequence[Array], n: int, leaf: Any) -> A
         raise ArgumentTypeError("jvp", rule, {"its output": type_name(leaf)})
     part = kind.part(leaf, n)
     library = library_of(part)
+    if n:  # the functions that computed the value have looked at it
+        library.find_nonfinite("jvp", "tangent", part)
     if (
         library.writes_in_place
         and not is_traced(part)
@@ -251,7 +253,8 @@ def scaled_dot_product_attention_laplacian(
     directions = [{name: array[n, ...] for name, array in moved.items()} for n in range(count)]
     bends = check_tangents(LAPLACIAN, {} if laplacians is None else laplacians, arrays, "laplacians")
     output, *parts, laplacian = derivatives(call, directions, bends)
-    tangent: Any = call.grid.xp.stack(parts, axis=0)
+    with call.computing():
+        tangent: Any = call.grid.xp.stack(parts, axis=0)
     return call.checked(output), call.checked(tangent, "tangent"), call.checked(laplacian, "laplacian")
 
 

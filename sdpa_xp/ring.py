@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar, Unpack, cast
+from typing import TypeVar, Unpack
 
 from ._call.options import CallOptions, DifferentiableOptions, takes_options
 from ._call.prepared_call import PreparedCall, prepare
@@ -87,7 +87,8 @@ def ring_attention(
     call = prepare(FUNCTION, {"query": query, "key": key, "value": value}, options)
     _check_divided({"query": call.sizes.queries, "key": call.sizes.keys}, axis_name, ring.size)
     with call.computing():
-        return cast(A, call.result(_attend(call, ring)))
+        output: A = call.result(_attend(call, ring))
+    return call.checked(output)
 
 
 def _check_ring(query: AnyArray, mesh: object, axis_name: object) -> DeviceRing:

@@ -22,7 +22,7 @@ from ._checks.arrays import (
 )
 from ._checks.keywords import check_integer, check_layout, check_lse_base, explains_keywords
 from ._checks.messages import brief, shown
-from ._libraries import accumulation_dtype, computing, dtype_name
+from ._libraries import accumulation_dtype, checked, computing, dtype_name, library_of
 from ._libraries.protocols import AnyArray, Array, Namespace
 from ._programs.softmax import merge
 from .errors import ArgumentTypeError, ArgumentValueError
@@ -109,7 +109,8 @@ def merge_states(
         ]
         output, large, small = merge(xp, natural_states)
         output = swap_heads_and_length(xp, xp.astype(output, parts[0][0].dtype, copy=False), layout)
-        return AttentionState(cast(A, output), cast(A, to_base(large + small, base)))
+        state = AttentionState(cast(A, output), cast(A, to_base(large + small, base)))
+    return checked(library_of(output), "merge_states", state)
 
 
 def returned_output(call: PreparedCall, compute: Callable[..., Mapping[str, Array]]) -> Any:
@@ -127,8 +128,7 @@ def returned_state(
         results = compute("output", "lse")
         lse = call.remove_head_axis(to_base(results["lse"], base))
         state = AttentionState(call.result(results["output"]), lse)
-    call.checked(state.output)
-    return state
+    return call.checked(state)
 
 
 def to_base(lse: Array, base: float | None) -> Array:

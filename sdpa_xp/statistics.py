@@ -126,7 +126,8 @@ def attention_statistics(
     call = prepare(FUNCTION, inputs, options)
     with call.computing():
         # A string, because torch.compile cannot trace the index.
-        return cast("AttentionStatistics[A]", _in_caller_form(call, _compute(call, request)))
+        result = cast("AttentionStatistics[A]", _in_caller_form(call, _compute(call, request)))
+    return call.checked(result)
 
 
 def _compute(call: PreparedCall, request: Request) -> Computed:

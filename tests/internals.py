@@ -182,7 +182,6 @@ PLACES = {
     "publish": "sdpa_xp_export._files.paths:publish",
     "random_inputs": "sdpa_xp_export._verify.inputs:random_inputs",
     "RANDOM_RANGES": "sdpa_xp_export._verify.case_lengths:RANGES",
-    "range_of_bounds": "sdpa_xp._tiles.tile:range_of_bounds",
     "READ_ONLY": "sdpa_xp._libraries.protocols:READ_ONLY",
     "READERS": "sdpa_xp_export._runtime.worker:READERS",
     "recorded_verdict": "sdpa_xp_export._files.model:recorded_verdict",

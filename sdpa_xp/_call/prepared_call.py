@@ -26,12 +26,12 @@ from .._libraries import (
     access_of,
     accumulation_dtype,
     astype_if_needed,
+    checked,
     computing,
     from_host,
     is_unknown,
     library_of,
     namespace_of,
-    refuses_unlike_axes,
 )
 from .._libraries.protocols import AnyArray, Array, Dtype, Shape
 from .._programs.scores import BoundOptions, Scores
@@ -243,10 +243,11 @@ class PreparedCall(NamedTuple):
         return result if dtype is None else astype_if_needed(namespace_of(query), result, dtype)
 
     def checked(self, result: T, name: str = "output") -> T:
-        """Return a result, unless the library is set to look for NaN or inf, which `computing` has put off."""
-        if (settings := self.grid.library.settings) is not None:
-            settings.find_nonfinite(self.grid.function, name, result)
-        return result
+        """Return a result, unless the caller's library is set to refuse it for a NaN or inf."""
+        query = self.converted_from
+        return checked(
+            self.grid.library if query is None else library_of(query), self.grid.function, result, name
+        )
 
     def remove_head_axis(self, computed: Array) -> Array:
         """Return (..., Hq, L) or (..., Hq, L, S) as the caller gets it: for 2-D inputs without heads."""
@@ -372,7 +373,7 @@ def _validated(
         keys=sizes.keys,
         is_2d=sizes.is_2d,
         position=FirstPosition(position, position, position),
-        needs_all_axes=refuses_unlike_axes(library),
+        needs_all_axes=library.has_settings and library.refuses_unlike_axes(),
         is_reproducible=bool(options.reproducible),
     )
     if grid.access.is_traced:

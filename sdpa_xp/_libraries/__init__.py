@@ -13,13 +13,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
-from typing import Any, TypeGuard, cast
+from typing import Any, TypeGuard, TypeVar, cast
 
 import array_api_compat as compat
 
 from .base import Library, is_compiling
 from .protocols import TRACED, Access, AnyArray, Array, Dtype, Namespace, Override
 
+T = TypeVar("T")
 FLOATING = ("float16", "bfloat16", "float32", "float64")
 LARGEST = {"float32": (2 - 2**-23) * 2.0**127, "float64": sys.float_info.max}
 """The largest finite number of each accumulation dtype."""
@@ -189,6 +190,21 @@ def array_signatures(arrays: Iterable[object]) -> tuple[object, ...] | None:
     return signatures
 
 
+def checked(library: Library, function: str, result: T, name: str = "") -> T:
+    """Return a result, unless `library` is set to refuse it for a NaN or inf, which `computing` has put off.
+
+    The arrays of a NamedTuple are named by its fields.
+    """
+    if library.has_settings:
+        fields: Mapping[str, Any] = cast(Any, result)._asdict() if isinstance(result, tuple) else {name: result}
+        for field, array in fields.items():
+            if isinstance(array, tuple):
+                checked(library, function, array)
+            elif array is not None:
+                library.find_nonfinite(function, field, array)
+    return result
+
+
 def access_of(arrays: Iterable[Array]) -> Access:
     """Return what a call may do with `arrays`, all of which are on the device of the first."""
     arrays = list(arrays)
@@ -202,14 +218,9 @@ def access_of(arrays: Iterable[Array]) -> Access:
     return Access(False, is_writeable, waits, library.uses_our_threads)
 
 
-def refuses_unlike_axes(library: Library) -> bool:
-    """Return whether the library is set to refuse operations of arrays with unlike numbers of axes."""
-    return library.settings is not None and library.settings.refuses_unlike_axes()
-
-
 def with_axes(array: Array, axes: int) -> Array:
     """Return an array that meets arrays of so many axes: with these axes, if its library refuses others."""
-    if not refuses_unlike_axes(library_of(array)):
+    if not library_of(array).refuses_unlike_axes():
         return array
     return namespace_of(array).reshape(array, (*[1] * (axes - array.ndim), *array.shape))
 
@@ -219,7 +230,7 @@ def rows_at(array: Array, indices: Sequence[int]) -> Array:
     if are_consecutive(indices):
         return array[indices[0] : indices[-1] + 1, ...]
     library = library_of(array)
-    return cast(Array, library.rows.take(array, indices, library.namespace(array), library.device(array)))
+    return cast(Array, library.take_rows(array, indices, library.namespace(array), library.device(array)))
 
 
 def are_consecutive(indices: Sequence[int]) -> bool:
@@ -234,7 +245,7 @@ def rows_in_blocks(pool: Array, tables: Sequence[Sequence[int]] | Array) -> Arra
     The tables are lists of numbers, or int32 (n, blocks) on the device of the pool.
     """
     library = library_of(pool)
-    return cast(Array, library.rows.in_blocks(pool, tables, library.namespace(pool), library.device(pool)))
+    return cast(Array, library.in_blocks(pool, tables, library.namespace(pool), library.device(pool)))
 
 
 def halves_of_bytes(array: Array) -> Array:

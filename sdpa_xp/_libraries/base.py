@@ -15,11 +15,14 @@ from . import capabilities
 from .protocols import AnyArray, Array, Device, Dtype, Namespace
 
 if TYPE_CHECKING:
+    from .loops import Loops
     from .meshes import Meshes
 
 A = TypeVar("A")
 
 
+MASKED = {"lse", "row_max", "scores"}
+"""The results that are -inf where no pair may attend."""
 CUDA = (2, 10, 13)
 """Types of devices in DLPack: CUDA's, ROCm's, whose libraries call it CUDA, and memory that CUDA manages."""
 
@@ -47,8 +50,11 @@ class Library:
     cast_code: ClassVar[tuple[str, str]] = ("xp.astype({array}, {dtype})", "xp.{name}")
     """The code that converts an array to a dtype, and the code of a dtype, for hints."""
     needs_context: ClassVar[bool] = False
-    """Whether contexts change more than warnings. JAX may be set to refuse NaN in results, and numbers that an
-    operation moves to the device; and CuPy computes on the current device alone."""
+    """Whether contexts change copies of arrays, and not only warnings. JAX may be set to refuse NaN, and
+    numbers that an operation moves to the device; and CuPy computes on the current device alone. Torch's
+    autocast changes only what computes with the numbers."""
+    has_settings: ClassVar[bool] = False
+    """Whether a user may have set what is refused: see `refuses_unlike_axes` and `find_nonfinite`."""
     tile_share: int = 1
     """A tile has the scores of other libraries divided by this: jets with bends hold more arrays of each."""
     has_free_shift: ClassVar[bool] = True
@@ -61,7 +67,7 @@ class Library:
     """Whether one assignment sets the elements at arrays of indices, which the standard does not have."""
     chunks: ClassVar[capabilities.ChunkedArrays | None] = None
     """How its arrays are cut into chunks, if they are lazy: their values are computed later, by tasks."""
-    loops: ClassVar[capabilities.Loops | None] = None
+    loops: ClassVar[Loops | None] = None
     """The loops that its compiler keeps. Other compilers write each pass into the graph."""
     meshes: ClassVar[Meshes | None] = None
     """Its meshes of devices, if devices run one program and send each other arrays."""
@@ -69,14 +75,10 @@ class Library:
     """Its views of one number for each diagonal, if arrays may have negative strides."""
     generators: capabilities.Generators = capabilities.Generators()
     """Its random generators."""
-    rows: ClassVar[capabilities.Rows] = capabilities.Rows()
-    """Its copies of rows."""
     autograd: ClassVar[capabilities.Autograd | None] = None
     """What records operations for gradients, if arrays themselves are recorded."""
     tangent_rules: ClassVar[capabilities.TangentRules | None] = None
     """Its operations with derivatives of their own, which it transposes and differentiates again."""
-    settings: ClassVar[capabilities.Settings | None] = None
-    """What a user may have set, if that refuses operations or results."""
     module: ClassVar[str] = ""
     """The module that makes its arrays, where that module is needed: its generators, its `out` functions."""
 
@@ -222,6 +224,22 @@ class Library:
         *leading, width = array.shape
         return xp.reshape(xp.stack([array & 15, array >> 4], axis=-1), (*leading, 2 * width))
 
+    def take_rows(self, array: Any, indices: Sequence[int], xp: Any, device: Device) -> Any:
+        """Return a copy of some elements of the first axis, by the functions of the standard."""
+        return xp.take(array, xp.asarray([*indices], dtype=xp.int32, device=device), axis=0)
+
+    def in_blocks(self, pool: Any, tables: Any, xp: Any, device: Device) -> Any:
+        """Return what `rows_in_blocks` returns."""
+        heads, size, width = pool.shape[1:]
+        if isinstance(tables, Sequence):
+            sequences, blocks = len(tables), len(tables[0])
+            copied = self.take_rows(pool, [block for table in tables for block in table], xp, device)
+        else:
+            sequences, blocks = tables.shape
+            copied = xp.take(pool, xp.reshape(tables, (-1,)), axis=0)
+        copied = xp.reshape(copied, (sequences, blocks, heads, size, width))
+        return xp.reshape(xp.permute_dims(copied, (0, 2, 1, 3, 4)), (sequences, heads, blocks * size, width))
+
     def to_list(self, array: Any) -> Any:
         """Return the elements as Python numbers in nested lists. A lazy array is computed."""
         if hasattr(array, "tolist"):  # for a constant inside a jit too, where indexing would be traced
@@ -241,6 +259,18 @@ class Library:
 
     def register_trees(self) -> None:
         """Have the library's compiler take apart objects of the classes in `trees.WAITING`."""
+
+    # What a user may have set for all operations
+
+    def refuses_unlike_axes(self) -> bool:
+        """Return whether operations of arrays with unlike numbers of axes are refused."""
+        return False
+
+    def find_nonfinite(self, _function: str, _name: str, _array: Any) -> None:
+        """Refuse a result with NaN or inf if the library is set to look for them in each result.
+
+        A `name` in `MASKED` may be -inf.
+        """
 
     # Contexts
 

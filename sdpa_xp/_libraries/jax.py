@@ -9,9 +9,10 @@ from typing import Any, cast
 
 import array_api_compat as compat
 
-from .base import ASTYPE, Library
-from .capabilities import Generators, Loops
+from .base import ASTYPE, MASKED, Library
+from .capabilities import Generators
 from .jax_trees import register_all, register_waiting
+from .loops import Loops
 from .meshes import Meshes
 from .protocols import Access, AnyArray, Array, Device, Namespace
 
@@ -35,25 +36,6 @@ class JaxKeys(Generators):
 
     def uniform(self, rng: Any, count: int, xp: Any) -> Array:
         return cast(Array, sys.modules["jax"].random.uniform(rng, (count,), xp.float32))
-
-
-class JaxSettings:
-    """Rank promotion, and the search for NaN and inf."""
-
-    def refuses_unlike_axes(self) -> bool:
-        return bool(sys.modules["jax"].config.jax_numpy_rank_promotion != "allow")
-
-    def find_nonfinite(self, function: str, name: str, array: Any) -> None:
-        jax = sys.modules["jax"]
-        config = jax.config
-        if not (config.jax_debug_nans or config.jax_debug_infs) or isinstance(array, jax.core.Tracer):
-            return
-        xp = sys.modules["jax.numpy"]
-        with _without_debugging():
-            has_kind = {"nan": bool(xp.any(xp.isnan(array))), "inf": bool(xp.any(xp.isinf(array)))}
-        for kind, setting in (("nan", "jax_debug_nans"), ("inf", "jax_debug_infs")):
-            if has_kind[kind] and getattr(config, setting):
-                raise FloatingPointError(f"{function}: `{name}` must have no {kind}, since {setting} is set")
 
 
 class JaxTangentRules:
@@ -93,8 +75,8 @@ class Jax(Library):
     conversion = "jax.numpy.asarray"
     cast_code = ASTYPE
     multiplies_halves = compiles_shapes = True
-    loops, meshes, settings, tangent_rules = Loops(), Meshes(), JaxSettings(), JaxTangentRules()
-    needs_context = True
+    loops, meshes, tangent_rules = Loops(), Meshes(), JaxTangentRules()
+    needs_context = has_settings = True
 
     def owns(self, array: object) -> bool:
         is_owned = bool(compat.is_jax_array(array))
@@ -130,6 +112,20 @@ class Jax(Library):
 
     def is_traced(self, array: Any) -> bool:
         return isinstance(array, sys.modules["jax"].core.Tracer)
+
+    def refuses_unlike_axes(self) -> bool:
+        return bool(sys.modules["jax"].config.jax_numpy_rank_promotion != "allow")
+
+    def find_nonfinite(self, function: str, name: str, array: Any) -> None:
+        config, xp = sys.modules["jax"].config, sys.modules["jax.numpy"]
+        for kind, is_kind in (("nan", xp.isnan), ("inf", xp.isposinf if name in MASKED else xp.isinf)):
+            setting = f"jax_debug_{kind}s"
+            if getattr(config, setting) and not self.is_traced(array):
+                with _without_debugging():
+                    has_kind = bool(xp.any(is_kind(array)))
+                if has_kind:
+                    rule = f"`{name}` must have no {kind}, since {setting} is set"
+                    raise FloatingPointError(f"{function}: {rule}")
 
     def context_maker(self, _array: Array) -> Callable[[], AbstractContextManager[object]]:
         return _without_debugging

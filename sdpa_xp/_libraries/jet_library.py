@@ -14,13 +14,12 @@ from typing import Any
 
 from . import FLOATING, JETS, dtype_name, library_of
 from .base import is_compiling
-from .capabilities import Loops
 from .jet_namespace import JetNamespace
 from .jet_rules import linear, on_values
 from .jets import Jet
 from .trees import mapped
 
-LINEAR = {"base_form", "constant", "detach", "frozen", "in_blocks", "in_rows", "rows_from", "take", "view"}
+LINEAR = {"base_form", "constant", "detach", "frozen", "in_blocks", "in_rows", "rows_from", "take_rows", "view"}
 """What a library does with each part of a jet."""
 _KINDS: dict[tuple[object, ...], JetNamespace] = {}
 """The kinds of jets. No lock: two threads that make one at once use two, one of which is lost with its call."""
@@ -187,7 +186,7 @@ class Packed:
 
 
 @cache
-def _register(loops: Loops) -> None:
+def _register(loops: Any) -> None:
     loops.register(Packed, lambda packed: (packed.parts, packed.kind), Packed)
 
 
@@ -202,7 +201,7 @@ class OverLoops(Over):
 
 
 WRAPPERS: dict[str, type[Over]] = {
-    **dict.fromkeys(("diagonals", "rows", "settings"), Over),
+    "diagonals": Over,
     "loops": OverLoops,
     "autograd": OverAutograd,
     "generators": OverGenerators,

@@ -9,34 +9,16 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 from .base import ASTYPE, Library, has_repeats
-from .capabilities import Diagonals, Rows
+from .capabilities import Diagonals
 from .protocols import AnyArray, Array, Device, Namespace
 
 A = TypeVar("A")
-
-
-class NumPyRows(Rows):
-    """Copies of rows in one operation, where the functions of the standard need two."""
-
-    def take(self, array: Any, indices: Sequence[int], _xp: Any, _device: Device) -> Any:
-        return array[[*indices]]  # numpy.take would copy all of a view first
-
-    def in_blocks(self, pool: Any, tables: Any, xp: Any, _device: Device) -> Any:
-        heads, size, width = pool.shape[1:]
-        tables, every_head = xp.asarray(tables), xp.arange(heads)[:, None]
-        blocks = tables[:, None, :]
-        if pool.flags.c_contiguous:  # `take` copies each head of a block in one piece
-            copied = pool.reshape(len(pool) * heads, size * width).take(blocks * heads + every_head, axis=0)
-        else:
-            copied = pool[blocks, every_head]
-        return copied.reshape(len(tables), heads, tables.shape[1] * size, width)
 
 
 class NumPy(Library):
     module = "numpy"
     diagonals = Diagonals()
     cast_code = ASTYPE
-    rows = NumPyRows()
     uses_our_threads = keeps_buffers = writes_in_place = has_ufuncs = True
 
     def owns(self, array: object) -> bool:
@@ -104,6 +86,21 @@ class NumPy(Library):
         words |= words * 16
         words &= 0x0F0F
         return words.view("u1")
+
+    # Copies of rows in one operation, where the functions of the standard need two:
+
+    def take_rows(self, array: Any, indices: Sequence[int], _xp: Any, _device: Device) -> Any:
+        return array[[*indices]]  # numpy.take would copy all of a view first
+
+    def in_blocks(self, pool: Any, tables: Any, xp: Any, _device: Device) -> Any:
+        heads, size, width = pool.shape[1:]
+        tables, every_head = xp.asarray(tables), xp.arange(heads)[:, None]
+        blocks = tables[:, None, :]
+        if pool.flags.c_contiguous:  # `take` copies each head of a block in one piece
+            copied = pool.reshape(len(pool) * heads, size * width).take(blocks * heads + every_head, axis=0)
+        else:
+            copied = pool[blocks, every_head]
+        return copied.reshape(len(tables), heads, tables.shape[1] * size, width)
 
     def addresses(self, array: Any) -> Any:
         return array

@@ -22,9 +22,9 @@ from .._sources import ArraySource
 from .._tiles.grid import WindowPlace
 from .._tiles.plan import Plan, plan_tiles
 from .._tiles.score_grid import ScoreGrid
-from .._tiles.tile import Allowed, Target, Tile, shifted
-from ..biases.algebra import Term
-from ..masks.patterns import Pattern
+from .._tiles.tile import Tile, shifted
+from ..biases.algebra import PlacedTerm
+from ..masks.patterns import PlacedPattern
 
 State: TypeAlias = tuple[Array, Array, Array]
 """Output (..., Hq, L, Ev), and two numbers that add up to the log-sum-exp (..., Hq, L).
@@ -48,7 +48,7 @@ class Window(NamedTuple):
         # Masks and dropout ask the whole grid for the numbers of batch entries.
         return replace(self.whole, batch=tuple(batch), heads=heads, queries=queries, keys=keys, part=None)
 
-    def tile_of_whole(self, tile: Tile) -> Tile:
+    def placed_tile(self, tile: Tile) -> Tile:
         """Return a tile of the window as a tile of the whole grid."""
         *leading, queries, keys = self.origin
         ranges = map(range, self.shape[:-2]) if tile.leading is None else tile.leading
@@ -71,7 +71,7 @@ class PlacedWindow(NamedTuple):
     def grid(self) -> ScoreGrid:
         return replace(self.whole, queries=self.placement.queries, keys=self.placement.keys)
 
-    def tile_of_whole(self, tile: Tile) -> Tile:
+    def placed_tile(self, tile: Tile) -> Tile:
         """Return the tile of the whole grid that has the pairs of a tile of the window.
 
         The tile spans all keys of the window.
@@ -81,58 +81,23 @@ class PlacedWindow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PlacedPattern(Pattern):
-    """A mask of the whole grid, asked about a window whose place only a device knows."""
-
-    # So nothing is known of its pairs before the run: it has no `uniform`, and skips no keys or queries.
-
-    window: Window | PlacedWindow
-    pattern: Pattern
-
-    def allowed_in(self, tile: Tile) -> Allowed:
-        return self.pattern.allowed_in(self.window.tile_of_whole(tile))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class WindowPattern(PlacedPattern):
     """A mask of the whole grid, asked about a window at a known place, so that tiles are skipped."""
 
-    window: Window
+    place: Window
 
     @property
     def is_shared(self) -> bool:
         return self.pattern.is_shared
 
     def uniform(self, tile: Tile) -> bool | None:
-        return self.pattern.uniform(self.window.tile_of_whole(tile))
+        return self.pattern.uniform(self.place.placed_tile(tile))
 
     def key_range(self, tile: Tile) -> range:
-        return shifted(self.pattern.key_range(self.window.tile_of_whole(tile)), -self.window.origin[-1])
+        return shifted(self.pattern.key_range(self.place.placed_tile(tile)), -self.place.origin[-1])
 
     def query_range(self, tile: Tile) -> range:
-        return shifted(self.pattern.query_range(self.window.tile_of_whole(tile)), -self.window.origin[-2])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class WindowTerm(Term):
-    """A bias of the whole grid, asked about tiles of a window."""
-
-    window: Window | PlacedWindow
-    term: Term
-
-    def apply(self, tile: Tile, scores: Array, *, in_place: bool = False) -> tuple[Array, Allowed]:
-        return self.term.apply(self.window.tile_of_whole(tile), scores, in_place=in_place)
-
-    @property
-    def is_of_caller(self) -> bool:
-        return self.term.is_of_caller
-
-    @property
-    def gradient_target(self) -> Target | None:
-        return self.term.gradient_target
-
-    def gradient(self, tile: Tile, scores: Array, gradient: Array) -> Array | None:
-        return self.term.gradient(self.window.tile_of_whole(tile), scores, gradient)
+        return shifted(self.pattern.query_range(self.place.placed_tile(tile)), -self.place.origin[-2])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,7 +107,7 @@ class WindowDropout(Dropout):
     window: Window | PlacedWindow
 
     def apply(self, tile: Tile, weights: Array) -> Array:
-        return Dropout.apply(self, self.window.tile_of_whole(tile), weights)
+        return Dropout.apply(self, self.window.placed_tile(tile), weights)
 
 
 def window_scores(window: Window | PlacedWindow, query: Array, key: Array, options: BoundOptions) -> Scores:
@@ -152,7 +117,7 @@ def window_scores(window: Window | PlacedWindow, query: Array, key: Array, optio
         mask = WindowPattern(window, mask) if isinstance(window, Window) else PlacedPattern(window, mask)
     of_window = options._replace(
         mask=mask,
-        biases=tuple(WindowTerm(window, term) for term in options.biases),
+        biases=tuple(PlacedTerm(window, term) for term in options.biases),
         dropout=None if dropout is None else WindowDropout(dropout.p, dropout.seed, window),
     )
     return Scores(window.grid, query, ArraySource(key), of_window)

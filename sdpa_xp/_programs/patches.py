@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
 
 from .._libraries import namespace_of
-from .._libraries.capabilities import Loops
 from .._libraries.protocols import Array, Namespace
 from .._sources import ArraySource, KeyValueSource
 from .._tiles import tuning
@@ -65,7 +64,7 @@ def with_patches(plan: Plan, patches: Patches, scores: Scores, widths: int) -> P
         # All blocks are one tile, for which keys are copied at once. Several devices would exchange them.
         copied = heads * patches.blocks * patches.keys * widths
         is_small = plan.is_loop and copied <= tuning.MOST_COPIED_ON_DEVICE
-        if not is_small or cast(Loops, grid.library.loops).may_be_shared():
+        if not is_small or (loops := grid.library.loops) is None or loops.may_be_shared():
             return plan
     return replace(plan, patches=patches)
 

@@ -17,10 +17,9 @@ from dataclasses import dataclass, replace
 from functools import cache, partial, reduce
 from itertools import product
 from operator import add
-from typing import ClassVar, Protocol, Self, TypeAlias, cast
+from typing import ClassVar, Protocol, Self, TypeAlias
 
 from .._libraries import computing
-from .._libraries.capabilities import Loops
 from .._libraries.protocols import Array, Namespace, Shape
 from .._tiles.plan import Plan, Task
 from .._tiles.score_grid import ScoreGrid
@@ -36,9 +35,9 @@ OfBlock: TypeAlias = Callable[[RowBlock], tuple[dict[str, Array], Sequence[Array
 
 def row_bands(grid: ScoreGrid, plan: Plan, key_range: Callable[[range], range]) -> list[range]:
     """Return the ranges of queries that get a loop each; some queries may attend the keys of `key_range`."""
-    bands, loops = plan.bands(), cast(Loops, grid.library.loops)
+    bands, loops = plan.bands(), grid.library.loops
     has_equal_keys = key_range(bands[0]) == key_range(bands[-1])
-    return [range(plan.queries)] if has_equal_keys or loops.may_be_shared() else bands
+    return [range(plan.queries)] if has_equal_keys or (loops and loops.may_be_shared()) else bands
 
 
 def compute_band(
@@ -64,7 +63,8 @@ def compute_band(
         sums, others = compute(RowBlock(start, rows, step, is_new))
         return sums, [*others]
 
-    loops = cast(Loops, grid.library.loops)
+    loops = grid.library.loops
+    assert loops is not None
     sums, blocks = loops.rolled(compute_pass, grid.arange(0, passes), has_sums=has_sums)
     join = _interleave_blocks if step > 1 else _join_blocks
     return sums, [join(xp, array, queries) for array in blocks]

@@ -74,7 +74,7 @@ class ScoreModifier(Tree, Immutable):
         return known[0]
 
     def _new_signature(self) -> object:
-        if self._is_of_caller():  # a caller's class may have more than its fields
+        if self._has_class_of_caller():  # a caller's class may have more than its fields
             return None
         signature: list[object] = [type(self)]
         for _, argument in self._fields():
@@ -89,12 +89,12 @@ class ScoreModifier(Tree, Immutable):
             signature.append(len(items) if isinstance(argument, tuple) else None)
         return tuple(signature)
 
-    def _is_of_caller(self) -> bool:
+    def _has_class_of_caller(self) -> bool:
         return not type(self).__module__.startswith(f"{PACKAGE}.")
 
     def has_code_of_caller(self) -> bool:
         """Return whether a function or a class of the caller takes part, which may read other arrays."""
-        if self._is_of_caller():
+        if self._has_class_of_caller():
             return True
         is_function = any(callable(argument) for _, argument in self._fields())
         return is_function or any(part.has_code_of_caller() for part in self.parts)

@@ -25,7 +25,6 @@ from .._libraries import (
     is_array,
     library_of,
     numpy_array,
-    refuses_unlike_axes,
     rows_at,
     widest_dtype,
 )
@@ -305,5 +304,5 @@ def grid_of(
         queries=sizes[-2],
         keys=sizes[-1],
         is_2d=len(sizes) == 2,
-        needs_all_axes=refuses_unlike_axes(library),
+        needs_all_axes=library.refuses_unlike_axes(),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from .._checks.integers import Integers
 from .._libraries import is_traced, library_of, namespace_of
@@ -45,6 +45,16 @@ class TokenPositions(NamedTuple):
     """(..., 1, L, 1)."""
     keys: Array
     """(..., 1, 1, S)."""
+
+    def placed_tile(self, tile: Tile) -> Tile:
+        return tile._replace(positions=self)
+
+
+class Place(Protocol):
+    """Where the tokens of a call stand for its masks and biases, if not where they stand in its arrays."""
+
+    def placed_tile(self, tile: Tile, /) -> Tile:
+        """Return the tile that masks and biases are asked about for a tile of the call."""
 
 
 class Tile(NamedTuple):
@@ -250,12 +260,6 @@ def either(left: Allowed, right: Allowed) -> Allowed:
 def is_masked(scores: Array) -> Array:
     """Return where a score or a bias is -inf; a NaN is not."""
     return scores <= float("-inf")
-
-
-def range_of_bounds(pattern: Any, tile: Tile) -> range:
-    """Return the `key_range` of a pattern that has `key_bounds`."""
-    start, stop = pattern.key_bounds(tile)
-    return range(int(max(tile.columns.start, start)), int(min(tile.columns.stop, stop)))
 
 
 Axis: TypeAlias = Literal["rows", "columns"] | None

@@ -18,7 +18,7 @@ from .._libraries.protocols import AnyArray, Array
 from .._tiles.grid import CallGrid
 from .._tiles.modifier import ScoreModifier
 from .._tiles.score_grid import ScoreGrid
-from .._tiles.tile import Allowed, Target, Tile, is_masked
+from .._tiles.tile import Allowed, Place, Target, Tile, is_masked
 
 
 class Term(ABC):
@@ -27,8 +27,11 @@ class Term(ABC):
     array_axes: ClassVar[Mapping[str, tuple[int | None, ...]]] = {}
     """The axes (..., -3 for Hq, -2 for L, -1 for S) along which its arrays lie, None for an axis of another
     kind. Arrays that are not named broadcast to (..., Hq, L, S)."""
-    can_mask: ClassVar[bool] = True
-    """Whether it may be -inf, which masks a pair."""
+
+    @property
+    def can_mask(self) -> bool:
+        """Whether it may be -inf, which masks a pair."""
+        return True
 
     @property
     def is_of_caller(self) -> bool:
@@ -103,11 +106,7 @@ class Sum(Bias):
     """Biases that are applied one after the other."""
 
     name = "+"
-    biases: tuple[Bias, ...]
-
-    @property
-    def parts(self) -> tuple[Bias, ...]:
-        return self.biases
+    parts: tuple[Bias, ...] = field()  # or the property of the base class would be its default
 
     def bind(self, grid: CallGrid) -> tuple[Term, ...]:
         return tuple(term for bias in self.parts for term in bias.bind(grid))
@@ -224,3 +223,29 @@ class DiagonalTerm(Added):
 
     def unmasked(self, _tile: Tile, added: Array) -> Allowed:
         return ~is_masked(added) if self.has_masked else True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedTerm(Term):
+    """A term that is asked about another tile."""
+
+    place: Place
+    term: Term
+
+    def apply(self, tile: Tile, scores: Array, *, in_place: bool = False) -> tuple[Array, Allowed]:
+        return self.term.apply(self.place.placed_tile(tile), scores, in_place=in_place)
+
+    @property
+    def can_mask(self) -> bool:
+        return self.term.can_mask
+
+    @property
+    def is_of_caller(self) -> bool:
+        return self.term.is_of_caller
+
+    @property
+    def gradient_target(self) -> Target | None:
+        return self.term.gradient_target
+
+    def gradient(self, tile: Tile, scores: Array, gradient: Array) -> Array | None:
+        return self.term.gradient(self.place.placed_tile(tile), scores, gradient)

@@ -6,7 +6,7 @@ import math
 import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import Literal, cast
 
 from .._checks.arrays import check_floating, check_plain_array
 from .._checks.integers import Integers, IntegersLike, check_offset
@@ -117,7 +117,7 @@ class Alibi(Bias):
 class AlibiTerm(AddedByDistance):
     """-slope * |i + offset - j|, with slopes (..., Hq, 1, 1)."""
 
-    can_mask: ClassVar[bool] = False
+    can_mask = False
     slopes: Array
     offset: Integers
     has_gradient: bool

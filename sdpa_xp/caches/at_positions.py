@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from .._call.options import CallOptions
@@ -11,10 +11,10 @@ from .._libraries import FLOATING, dtype_name
 from .._libraries.protocols import AnyArray, Array
 from .._tiles.grid import CallGrid
 from .._tiles.modifier import ScoreModifier
-from .._tiles.tile import Allowed, Tile, TokenPositions
-from ..biases.algebra import Bias, Sum, Term
+from .._tiles.tile import TokenPositions
+from ..biases.algebra import Bias, PlacedTerm, Sum, Term
 from ..masks.algebra import Combined, Mask
-from ..masks.patterns import Pattern, PatternAtPositions
+from ..masks.patterns import Pattern, PlacedPattern
 
 
 def options_at(
@@ -61,22 +61,18 @@ class _AtPositions(ScoreModifier):
 
     name = "at_positions"
     counts = "slots"
-    modifiers: tuple[Any]
+    parts: tuple[Any] = field()  # or the property of the base class would be its default
     query_positions: AnyArray
     key_positions: AnyArray
 
-    @property
-    def parts(self) -> tuple[Any, ...]:
-        return self.modifiers
-
     def has_known_gradients(self) -> bool:
         # A term is asked for its gradient at places, not at positions.
-        (modifier,) = self.modifiers
+        (modifier,) = self.parts
         arrays = [cast(Array, array) for _, array in modifier.arrays()]
         return bool(modifier.has_known_gradients()) and all(dtype_name(x.dtype) not in FLOATING for x in arrays)
 
-    def _bind_at(self, grid: CallGrid) -> tuple[Any, TokenPositions]:
-        """Return what the mask or the bias is bound to, and the positions, of the grid's batch entries."""
+    def _bind_at(self, grid: CallGrid) -> tuple[TokenPositions, Any]:
+        """Return the positions, of the grid's batch entries, and what the mask or the bias is bound to."""
         xp = grid.xp
         queries, keys = (
             xp.expand_dims(grid.slice_entries(cast(Array, array), 1), axis=-2)
@@ -85,30 +81,17 @@ class _AtPositions(ScoreModifier):
         positions = TokenPositions(
             grid.in_all_axes(queries, 1), grid.in_all_axes(xp.expand_dims(keys, axis=-2))
         )
-        return self.modifiers[0].bind(grid.at_positions()), positions
+        return positions, self.parts[0].bind(grid.at_positions())
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class MaskAtPositions(_AtPositions, Mask):
     def bind(self, grid: CallGrid) -> Pattern:
-        return PatternAtPositions(*self._bind_at(grid))
+        return PlacedPattern(*self._bind_at(grid))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class BiasAtPositions(_AtPositions, Bias):
     def bind(self, grid: CallGrid) -> tuple[Term, ...]:
-        terms, positions = self._bind_at(grid)
-        return tuple(TermAtPositions(term, positions) for term in terms)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TermAtPositions(Term):
-    term: Term
-    positions: TokenPositions
-
-    @property
-    def is_of_caller(self) -> bool:
-        return self.term.is_of_caller
-
-    def apply(self, tile: Tile, scores: Array, *, in_place: bool = False) -> tuple[Array, Allowed]:
-        return self.term.apply(tile._replace(positions=self.positions), scores, in_place=in_place)
+        positions, terms = self._bind_at(grid)
+        return tuple(PlacedTerm(positions, term) for term in terms)

@@ -75,7 +75,7 @@ class Mask(ScoreModifier, ABC):
         return _joined(Or, as_operand(other), self)
 
     def __invert__(self) -> Mask:
-        return self.masks[0] if isinstance(self, Not) else Not((self,))  # ~~mask is the mask
+        return self.parts[0] if isinstance(self, Not) else Not((self,))  # ~~mask is the mask
 
     def __add__(self, other: object) -> NoReturn:
         rule, hint = "masks cannot be added", "Combine masks with `&`, `|` and `~`."
@@ -101,17 +101,13 @@ class FormulaMask(Mask, Pattern):
 class Combined(Mask, ABC):
     """Masks joined by one operator. A chain of one operator is one object, so that it is not nested deeper."""
 
-    masks: tuple[Mask, ...]
+    parts: tuple[Mask, ...] = field()  # or the property of the base class would be its default
     depth: int = field(init=False, repr=False)
     """The depth of nested operators."""
 
-    @property
-    def parts(self) -> tuple[Mask, ...]:
-        return self.masks
-
     def __post_init__(self) -> None:
         depth = 1
-        for mask in self.masks:  # a loop, since torch.compile traces no `max` of a generator
+        for mask in self.parts:  # a loop, since torch.compile traces no `max` of a generator
             depth = max(depth, 1 + mask.depth) if isinstance(mask, Combined) else depth
         object.__setattr__(self, "depth", depth)  # frozen: no other way to set a field that follows from others
         if depth > DEEPEST:

@@ -8,7 +8,7 @@ from typing import Literal
 from .._checks.integers import Integers, IntegersLike, check_offset
 from .._checks.keywords import check_integer, explains_keywords
 from .._tiles.grid import CallGrid
-from .._tiles.tile import Allowed, Tile, both, range_of_bounds
+from .._tiles.tile import Allowed, Tile, both
 from .algebra import FormulaMask, Mask
 from .patterns import Pattern
 
@@ -212,8 +212,6 @@ class Band(Pattern):
         start = float("-inf") if low is None else tile.first_position + low.least
         return start, float("inf") if high is None else tile.last_position + (high.most + 1)
 
-    key_range = range_of_bounds
-
     def query_range(self, tile: Tile) -> range:
         start, stop, position = tile.rows.start, tile.rows.stop, tile.grid.position
         low, high = self._slice(tile)
@@ -262,8 +260,6 @@ class Chunked(FormulaMask):
     def key_bounds(self, tile: Tile) -> tuple[float, float]:
         start, stop = tile.first_position // self.size, tile.last_position // self.size + 1
         return start * self.size, stop * self.size
-
-    key_range = range_of_bounds
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

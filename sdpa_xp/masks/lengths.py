@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from .._checks.integers import Integers, IntegersLike, frozen_integers
 from .._checks.keywords import explains_keywords
 from .._tiles.grid import CallGrid
-from .._tiles.tile import Allowed, Tile, range_of_bounds
+from .._tiles.tile import Allowed, Tile
 from .algebra import Mask
 from .patterns import AllOf, Pattern
 
@@ -134,8 +134,6 @@ class KeysBefore(Pattern):
 
     def key_bounds(self, tile: Tile) -> tuple[float, float]:
         return float("-inf"), tile.slice_integers(self.length).most
-
-    key_range = range_of_bounds
 
 
 @dataclass(frozen=True, slots=True, eq=False)

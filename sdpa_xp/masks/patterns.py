@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from .._libraries.protocols import Array
 from .._tiles.score_grid import ScoreGrid
-from .._tiles.tile import Allowed, Tile, TokenPositions, both, collapse_uniform, either
+from .._tiles.tile import Allowed, Place, Tile, both, collapse_uniform, either
 
 if TYPE_CHECKING:
     from .._tiles.on_device import BlockBounds
@@ -49,7 +49,8 @@ class Pattern(ABC):
 
     def key_range(self, tile: Tile, /) -> range:
         """Return one range of the tile's keys outside of which no query attends; tiles outside are skipped."""
-        return tile.columns
+        start, stop = self.key_bounds(tile)
+        return range(int(max(tile.columns.start, start)), int(min(tile.columns.stop, stop)))
 
     def query_range(self, tile: Tile, /) -> range:
         """Return one range of the tile's queries outside of which none attends to a key of the tile."""
@@ -165,14 +166,16 @@ class ArrayPattern(Pattern):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PatternAtPositions(Pattern):
-    """A pattern of positions. It bounds no range of keys, since the positions are not read."""
+class PlacedPattern(Pattern):
+    """A pattern that is asked about another tile."""
 
+    # Only a device may know the place, and positions are not read: it has no `uniform`, and bounds no range.
+
+    place: Place
     pattern: Pattern
-    positions: TokenPositions
 
     def allowed_in(self, tile: Tile) -> Allowed:
-        return self.pattern.allowed_in(tile._replace(positions=self.positions))
+        return self.pattern.allowed_in(self.place.placed_tile(tile))
 
 
 def _intersection(ranges: list[range]) -> range:

@@ -28,10 +28,10 @@ from cache_formula import (
 )
 from calls import draw_named, moved
 from hypothesis import given
-from internals import reference
+from internals import Scores, reference
 from libraries import Library, can_write
 
-from sdpa_xp import KVCache, PagedKVCache, masks
+from sdpa_xp import KVCache, PagedKVCache, biases, masks
 from sdpa_xp.positional import Rotary
 
 F = np.float32
@@ -292,3 +292,22 @@ def test_the_first_tokens_of_a_longer_query_stand_before_the_sequence(
         output = library.get(cache.attend(library.put(query.copy()), masks.causal(), is_causal=False))
     np.testing.assert_array_equal(output[:, :, 0], np.zeros((3, 4, 5)))
     np.testing.assert_allclose(output[:, :, 1], np.repeat(tokens[1][:, :, 0], 2, axis=1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("positions", [None, [0, 1, 4, 5]], ids=["places", "gaps"])
+def test_a_bias_that_masks_no_pair_costs_no_second_pass(
+    monkeypatch: pytest.MonkeyPatch, positions: Any
+) -> None:
+    """It would be for a NaN of a masked pair: each NaN belongs to the output."""
+    passes, computed_tiles = [], Scores.computed_tiles
+
+    def noted(scores: Any, *arguments: Any, **options: Any) -> Any:
+        passes.append(scores)
+        return computed_tiles(scores, *arguments, **options)
+
+    monkeypatch.setattr(Scores, "computed_tiles", noted)
+    tokens = np.zeros((1, 2, 4, 8), F)
+    cache, query = KVCache(tokens, tokens, positions=positions), tokens[:, :, 3:] * math.nan
+    output = cache.attend(query, bias=biases.alibi(2), is_causal=False)
+    assert np.isnan(output).all()
+    assert len(passes) == 1

@@ -10,17 +10,28 @@ import numpy as np
 import pytest
 from libraries import jax_x64
 
+import sdpa_xp
 from sdpa_xp import (
     KVCache,
     PagedKVCache,
+    attention_scores,
     attention_state,
+    attention_statistics,
     attention_weights,
     biases,
     dot_product_attention,
     explain,
+    jvp,
     masks,
+    merge_states,
     positional,
+    ring_attention,
     scaled_dot_product_attention,
+    scaled_dot_product_attention_jvp,
+    scaled_dot_product_attention_laplacian,
+    scaled_dot_product_attention_vjp,
+    varlen_attention,
+    varlen_attention_state,
 )
 from sdpa_xp.layers import MultiHeadAttention
 
@@ -212,3 +223,107 @@ def test_a_result_that_jax_looks_for_is_refused(number: float, implementation: s
         query, value = jax.device_put(X), jax.device_put(x)
         with pytest.raises(FloatingPointError, match=words):
             scaled_dot_product_attention(query, query, value, implementation=implementation)
+
+
+def on_one_device(query: Any, key: Any) -> Any:
+    import jax
+
+    return ring_attention(query, key, key, mesh=jax.make_mesh((1,), ("keys",)), axis_name="keys")
+
+
+def part(array: Any, index: Any) -> Any:
+    """A part of an array, in which JAX itself does not look for NaN."""
+    import jax
+
+    return jax.device_put(np.asarray(array)[index])
+
+
+def first(query: Any, key: Any) -> tuple[Any, ...]:
+    """The first batch entry, as four packed tokens of six heads, and where its two sequences begin."""
+    query, key = part(query, 0), part(key, 0)
+    return query, key, key, [0, 1, 4], [0, 1, 4]
+
+
+def paged(key: Any) -> PagedKVCache[Any]:
+    return PagedKVCache(key, key, [[0], [1]], [6, 6])
+
+
+STATISTICS: dict[str, dict[str, Any]] = {
+    "row_max": {},
+    "entropy": {},
+    "key_sums": {},
+    "top_keys": {"top_k": 1},
+    "block_sums": {"block_size": 2},
+}
+RESULTS: dict[str, Callable[[Any, Any], Any]] = {
+    "scaled_dot_product_attention": lambda q, k: scaled_dot_product_attention(q, k, k),
+    "scaled_dot_product_attention, reproducible": lambda q, k: scaled_dot_product_attention(
+        q, k, k, reproducible=True
+    ),
+    "scaled_dot_product_attention_vjp": lambda q, k: scaled_dot_product_attention_vjp(q, k, k),
+    "Pullback": lambda q, k: scaled_dot_product_attention_vjp(k, k, k)[1](q),
+    "Pullback.jvp": lambda q, k: scaled_dot_product_attention_vjp(k, k, k)[1].jvp(k, {"key": q}),
+    "scaled_dot_product_attention_jvp": lambda q, k: scaled_dot_product_attention_jvp(k, k, k, {"key": q}),
+    "scaled_dot_product_attention_laplacian": lambda q, k: scaled_dot_product_attention_laplacian(
+        q, k, k, {"key": part(k, None)}
+    ),
+    "jvp": lambda q, k: jvp(lambda x: attention_weights(x, k), (k,), (q,)),
+    "dot_product_attention": lambda q, k: dot_product_attention(q, k, k),
+    "attention_state": lambda q, k: attention_state(q, k, k),
+    "attention_state, reproducible": lambda q, k: attention_state(q, k, k, reproducible=True),
+    "attention_state, lse": lambda q, k: attention_state(q, k, part(k, np.s_[..., :0])),
+    "attention_weights": attention_weights,
+    "attention_scores": attention_scores,
+    **{
+        f"attention_statistics, {name}": lambda q, k, name=name, more=more: attention_statistics(
+            q, k, of=name, **more
+        )
+        for name, more in STATISTICS.items()
+    },
+    "merge_states": lambda q, k: merge_states([sdpa_xp.AttentionState(k, part(q, np.s_[..., 0]))] * 2),
+    "varlen_attention": lambda q, k: varlen_attention(*first(q, k)),
+    "varlen_attention_state": lambda q, k: varlen_attention_state(*first(q, k)),
+    "ring_attention": on_one_device,
+    "KVCache.attend": lambda q, k: KVCache(k, k).attend(q),
+    "KVCache.attend_state": lambda q, k: KVCache(k, k).attend_state(q),
+    "PagedKVCache.attend": lambda q, k: paged(k).attend(q),
+    "PagedKVCache.attend_state": lambda q, k: paged(k).attend_state(q),
+}
+NO_ARRAYS = {"AttentionState", "AttentionStatistics", "Explanation", "KVCache", "PagedKVCache", "explain"}
+"""Public names that return no array, or hold arrays that another function has returned."""
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_nan_in_any_result_is_refused(name: str) -> None:
+    """JAX itself finds it in what a caller computes of a result."""
+    import jax
+
+    x = X.copy()
+    x[0, 0, 0, 0] = np.nan
+    query, key = jax.device_put(x), jax.device_put(X)
+    function = name.partition(",")[0]
+    refused = {
+        "Pullback": "scaled_dot_product_attention_vjp",
+        "Pullback.jvp": "scaled_dot_product_attention_vjp",
+    }
+    with debugs(), pytest.raises(FloatingPointError) as caught:
+        RESULTS[name](query, key)
+    assert str(caught.value).startswith(f"{refused.get(function, function)}: `"), caught.value
+
+
+def test_all_functions_are_in_the_table() -> None:
+    public = {name for name in sdpa_xp.__all__ if callable(getattr(sdpa_xp, name))}
+    assert public - NO_ARRAYS == {name.partition(",")[0] for name in RESULTS} & public
+
+
+def test_results_that_are_infinite_without_keys_are_no_fault() -> None:
+    import jax
+
+    x = jax.device_put(X)
+    with debugs():
+        state = attention_state(x, x, x, masks.prefix(0))
+        merged = merge_states([state, state])
+        scores = attention_scores(x, x, is_causal=True)
+        largest = attention_statistics(x, x, of="row_max", attn_mask=masks.prefix(0)).row_max
+    for array in (state.lse, merged.lse, np.asarray(scores)[..., :1, 1:], largest):
+        assert np.isneginf(array).all()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from edits import nodes
 from graphs import BATCH, FORMS, models, qkv
-from internals import metadata_of, range_of_bounds
+from internals import metadata_of
 
 import sdpa_xp
 import sdpa_xp_export
@@ -68,8 +68,6 @@ class Stripes(FormulaMask):
 
     def key_bounds(self, tile: Any) -> Any:
         return tile.first_position - self.reach, tile.last_position + 1
-
-    key_range = range_of_bounds
 
 
 @pytest.mark.usefixtures("small_blocks")
