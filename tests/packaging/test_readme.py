@@ -65,7 +65,7 @@ def test_the_first_screen_says_how_to_run_it() -> None:
     first = "\n".join(TEXT.splitlines()[:60])
     block = "".join(re.findall(r"```console\n(.*?)```", first, re.DOTALL))
     environment, *commands = re.findall(r"^\$ (.*?) *#", block, re.MULTILINE)
-    assert environment.startswith("python3 -m venv .venv")  # Debian's Python, and others, install into nothing else
+    assert environment.startswith("python3 -m venv .venv")  # many systems refuse without
     installs = ["pip install '.[plot]'", "pip install '.[export,cli]'"]
     assert commands == [*installs, "make demo", "make test-fast", "make test"]
 

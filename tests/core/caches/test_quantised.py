@@ -235,6 +235,7 @@ def test_a_window_that_rolls_in_place(arrays: dict[str, np.ndarray]) -> None:
         assert repr(again) == repr(rolling)
 
 
+@pytest.mark.leaves_out("jax-debug")
 @pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(("per", "first"), [("token", 0), ("channel", 0), ("channel", 8)])
