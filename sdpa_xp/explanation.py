@@ -49,7 +49,7 @@ class Explanation(NamedTuple):
     reason: str
     """Why this implementation was chosen. If "xp" was chosen by default, it says why "native" was not."""
     tile: tuple[int, int]
-    """The queries and keys of a tile of the portable implementation, which is also the fallback of a kernel."""
+    """The most queries and keys of a tile of the portable implementation, also the fallback of a kernel."""
     tiles: int
     """The number of tiles that the portable implementation computes."""
     total_tiles: int
@@ -153,8 +153,8 @@ def explain(
 ) -> Explanation:
     """Return which implementation `scaled_dot_product_attention` would choose for a call, and its tiles.
 
-    Attention is not computed: only the masks are evaluated, to find the tiles that are skipped. Nothing is
-    drawn from `rng`, and no method `__sdpa_xp__` of an array is called.
+    Attention is not computed: only the masks, and the biases of a `reproducible` call, are evaluated, to find
+    the tiles that are skipped. Nothing is drawn from `rng`, and no method `__sdpa_xp__` of an array is called.
 
     Args:
         query: (..., Hq, L, E). All other arguments and errors are as in `scaled_dot_product_attention`.
@@ -191,10 +191,11 @@ def explain(
                 plan = aligned(call.scores(), plan)
             computed, pairs, tile_map = _mapped_tiles(call.scores(), plan)
         all_tiles = len(plan.tasks()) * len([*plan.column_ranges(range(plan.keys))])
+    most_rows = max(len(rows) for task in plan.tasks() for rows in task.ranges)
     return Explanation(
         implementation="xp" if choice.kernel is None else call.implementation or "native",
         reason="; ".join(filter(None, (choice.reason, _lazy_reason(call.arrays["query"])))),
-        tile=(min(plan.rows, plan.queries), min(plan.columns, plan.keys)),  # a short call is less than a tile
+        tile=(most_rows, min(plan.columns, plan.keys)),  # a short call is less than a tile
         tiles=computed,
         total_tiles=all_tiles,
         threads=threads.thread_count() if plan.threads is None else 1,

@@ -250,10 +250,10 @@ def scaled_dot_product_attention_laplacian(
     arrays = floating_arrays(inputs, options)
     count = _count_directions(tangents)
     moved = check_tangents(LAPLACIAN, tangents, arrays, count=count)
-    directions = [{name: array[n, ...] for name, array in moved.items()} for n in range(count)]
     bends = check_tangents(LAPLACIAN, {} if laplacians is None else laplacians, arrays, "laplacians")
-    output, *parts, laplacian = derivatives(call, directions, bends)
     with call.computing():
+        directions = [{name: array[n, ...] for name, array in moved.items()} for n in range(count)]
+        output, *parts, laplacian = derivatives(call, directions, bends)
         tangent: Any = call.grid.xp.stack(parts, axis=0)
     return call.checked(output), call.checked(tangent, "tangent"), call.checked(laplacian, "laplacian")
 

@@ -158,7 +158,7 @@ class Pullback(Generic[A]):
         if (query := beside(self._arrays["query"], others)) is self._arrays["query"]:
             return None
         inputs = {"query": query, "key": self._arrays["key"], "value": self._arrays["value"]}
-        return _differentiated(inputs, self._with_seed(self._call.passed))[1]
+        return _differentiated(inputs, self._with_seed(self._call.call_options))[1]
 
     def _with_seed(self, options: O) -> O:
         """Return options that drop the pairs which the output has dropped."""

@@ -137,14 +137,10 @@ def export_attention(
 
 
 def export_call(
-    call: ExportCall,
-    *,
-    form: FormChoice = "auto",
-    opset: int | None = None,
-    runtime: str = DEFAULT_RUNTIME,
-    function: str = "export_attention",
+    call: ExportCall, *, form: FormChoice = "auto", opset: int | None = None, runtime: str = DEFAULT_RUNTIME
 ) -> Model:
     """Return the model of a call that has been checked."""
+    function = "export_attention"
     target = Runtime.parse(function, runtime)
     check_tensors(function, call, target)
     name, reason = choose(function, call, form, opset, target)

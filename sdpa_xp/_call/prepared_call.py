@@ -90,8 +90,8 @@ class PreparedCall(NamedTuple):
     layout: str
     implementation: Implementation | None
     result_dtype: Dtype
-    passed: CallOptions
-    """The options that the call was prepared with."""
+    call_options: CallOptions
+    """The options before the checks, with arrays of the library that computes the call."""
     shared: dict[Callable[..., Any], Any]
     """Results of functions that depend only on shapes, dtypes and options: see `shared_by_equal_calls`."""
     converted_from: AnyArray | None = None
@@ -391,7 +391,7 @@ def _validated(
         layout=layout,
         implementation="xp" if options.reproducible else implementation,
         result_dtype=query.dtype,
-        passed=options,
+        call_options=options,
         shared={},
     )
 

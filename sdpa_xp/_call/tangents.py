@@ -99,7 +99,7 @@ def lifted(
         return Jet(kind, (array, *[derivative.get(name) for derivative in moved]))
 
     arrays = {name: lift(name, array) for name, array in call.arrays.items()}
-    names = iter(floating_arrays({}, call.passed))
+    names = iter(floating_arrays({}, call.call_options))
     of_options = [
         lift(next(names), array) if dtype_name(array.dtype) in FLOATING else array
         for array in call.options.arrays()

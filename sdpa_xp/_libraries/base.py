@@ -269,7 +269,7 @@ class Library:
     def find_nonfinite(self, _function: str, _name: str, _array: Any) -> None:
         """Refuse a result with NaN or inf if the library is set to look for them in each result.
 
-        A `name` in `MASKED` may be -inf.
+        One whose name is in `MASKED` may be -inf.
         """
 
     # Contexts

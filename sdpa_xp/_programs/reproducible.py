@@ -36,7 +36,8 @@ masks have `finfo.min` in place of -inf, in float16, too."""
 def aligned(scores: Scores, plan: Plan) -> Plan:
     """Return a plan with tasks cut so that the first keys of the queries of each lie at one place of a tile.
 
-    Most calls need no cut: their queries may attend to key 0. A sliding window cuts out each query.
+    Most calls need no cut: their queries may attend to key 0. A sliding window cuts out each query. With tasks
+    of its own, a small call is computed as a large one is.
     """
     if not scores.options.may_mask or 0 in scores.grid.shape:
         return replace(plan, own_tasks=tuple(plan.tasks()))

@@ -33,8 +33,8 @@ queries are the last tokens of the keys; what `describe` makes of its options; a
 def run(call: PreparedCall) -> tuple[Array, ...]:
     """Return the results of the operation of a call that torch.compile traces."""
     checked = {name: value for name, value in call.options._asdict().items() if name in CallOptions._fields}
-    is_causal = bool(call.passed.is_causal)
-    options = call.passed._replace(**checked, is_causal=is_causal, layout=HLE, implementation="xp")
+    is_causal = bool(call.call_options.is_causal)
+    options = call.call_options._replace(**checked, is_causal=is_causal, layout=HLE, implementation="xp")
     description, arrays = describe(options)
     of_call = call.grid.function, call.grid.position.least != 0, *description
     return tuple(OPERATOR("[[], []]", *of_call, [*call.arrays.values(), *arrays]))

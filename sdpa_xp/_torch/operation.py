@@ -68,7 +68,7 @@ def recorded(call: PreparedCall) -> RecordedCall:
 
 def _recorded(call: PreparedCall) -> RecordedCall:
     """Return what is kept of a prepared call, for its arrays with the heads first."""
-    of_options, has_seed = iter(floating_arrays({}, call.passed)), call.options.dropout_p > 0
+    of_options, has_seed = iter(floating_arrays({}, call.call_options)), call.options.dropout_p > 0
     names = [next(of_options) if dtype_name(x.dtype) in FLOATING else None for x in call.options.arrays()]
     names += [None] * has_seed
     # Without its inputs, which torch keeps for the backward pass, and may move to another place.
@@ -80,7 +80,7 @@ def _recorded(call: PreparedCall) -> RecordedCall:
         result_dtype=call.grid.dtype,
     )
     scores = math.prod(call.grid.shape)
-    return RecordedCall(call.passed, (*INPUTS, *names), partial(_with_arrays, call), scores)
+    return RecordedCall(call.call_options, (*INPUTS, *names), partial(_with_arrays, call), scores)
 
 
 _kept = shared_by_equal_calls(_recorded)

@@ -47,8 +47,8 @@ def _attend_with_lse(call: PreparedCall) -> dict[str, Array]:
     m = parts[..., 0:1]
     constant = finite_shift(xp, m) + parts[..., 1:2]
     of_constant = ArrayBias(-constant)
-    passed = call.passed.bias
-    bias = of_constant if passed is None else as_bias(grid.function, passed) + of_constant
+    other = call.call_options.bias
+    bias = of_constant if other is None else as_bias(grid.function, other) + of_constant
     shape = (*call.arrays["value"].shape[:-1], 1)
     ones = xp.full(shape, 1.0, dtype=grid.input_dtype, device=grid.device)
     zeros = xp.zeros((grid.heads,), dtype=grid.dtype, device=grid.device)
@@ -57,7 +57,7 @@ def _attend_with_lse(call: PreparedCall) -> dict[str, Array]:
         grid=replace(grid, is_2d=False),
         arrays={**call.arrays, "value": ones},
         options=call.options._replace(biases=(*call.options.biases, of_constant), **changes),
-        passed=call.passed._replace(bias=bias, **changes),
+        call_options=call.call_options._replace(bias=bias, **changes),
     )
     share = _run(of_sum)[0]
     total = share / (-share + 1.0)

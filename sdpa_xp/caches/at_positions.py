@@ -66,7 +66,7 @@ class _AtPositions(ScoreModifier):
     key_positions: AnyArray
 
     def has_known_gradients(self) -> bool:
-        # A term is asked for its gradient at places, not at positions.
+        # The gradient of a table of buckets counts rows and columns, which are no positions.
         (modifier,) = self.parts
         arrays = [cast(Array, array) for _, array in modifier.arrays()]
         return bool(modifier.has_known_gradients()) and all(dtype_name(x.dtype) not in FLOATING for x in arrays)

@@ -173,16 +173,24 @@ OF_TRACED_CALLS = ("cached", "top_k", "block_size")
 """The arguments that the public signature has not: a traced call of the library passes them."""
 
 
-def checked_call(function: str, *arguments: object, **options: object) -> ExportCall:
+def checked_call(
+    function: str, query: object, key: object, value: object, *others: object, **options: object
+) -> ExportCall:
     """Return the call, if the library takes it and a graph can state it.
 
     Args:
         function: The function that messages name.
-        arguments: Arguments as the caller passed them, in the order of `OPTIONS`: at least query, key and
-            value, which are a TensorSpec each.
-        options: Others, by their names.
+        query: A TensorSpec, like key and value.
+        key: Likewise.
+        value: Likewise.
+        others: Other arguments, as the caller passed them, in the order of `OPTIONS`.
+        options: More of them, by their names.
     """
-    options |= zip(OPTIONS, arguments, strict=False)
+    arguments = query, key, value, *others
+    named = dict(zip(OPTIONS, arguments, strict=False))
+    assert len(named) == len(arguments), arguments
+    assert not named.keys() & options.keys(), options
+    options |= named
     assert options.keys() <= OPTIONS.keys(), options  # what a user may misspell is checked before
     checks = Arguments(function, {name: option.default for name, option in OPTIONS.items()} | options)
     values: dict[str, Any] = {

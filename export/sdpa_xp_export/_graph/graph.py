@@ -61,8 +61,13 @@ class GraphSettings:
     numpy_floats_promote: bool = False
     """Whether a float64 of NumPy is an array without axes, as among arrays of NumPy, and not a Python float."""
     is_part: bool = False
-    """Whether this is a part of the graph of a layer. Operands of different kinds promote to one dtype there,
-    as functions of the indices expect."""
+    """Whether this is a part of a graph, for a call of attention or the body of a loop. Operands of different
+    kinds promote to one dtype there, as functions of the indices expect. A part of a layer is written as a call
+    that is exported by itself: see `as_part`."""
+
+    def as_part(self, **changes: Any) -> GraphSettings:
+        """Return the settings of a part, where only what holds for all exported calls is made use of."""
+        return replace(self, is_part=True, numpy_floats_promote=False, **changes)
 
 
 @dataclass(slots=True)
@@ -120,13 +125,13 @@ class Graph:
 
     def part_of_call(self, named: dict[str, GraphValue], float_dtype: str, attend: Attend) -> Graph:
         """Return this graph as the graph of one call of attention, whose inputs are values of this graph."""
-        settings = replace(self.settings, is_part=True, float_dtype=float_dtype, attend=attend)
+        settings = self.settings.as_part(float_dtype=float_dtype, attend=attend)
         return Graph(settings, self.written, NamedLengths(stated=self.lengths.stated), named)
 
     def loop_body(self) -> Graph:
         """Return the graph of a loop inside this one."""
         written, lengths = Written(self.written.count), NamedLengths(stated=self.lengths.stated)
-        return Graph(replace(self.settings, is_part=True), written, lengths, outer=self)
+        return Graph(self.settings.as_part(), written, lengths, outer=self)
 
     def input(self, name: str, dtype: str, shape: SymbolicShape) -> GraphValue:
         """Add an input. That of a body also gets a count, because no name may stand in both graphs."""

@@ -114,7 +114,7 @@ def _with_mask(inputs: FormInputs, is_stated: Callable[[Mask], bool]) -> dict[st
     if tile.graph.runtime.provider == "cuda":
         mask = _mask_on_cuda(tile, total, allowed, stated, key.elem_type)
     else:
-        mask = _mask_on_cpu(total, allowed) if call.biases else allowed
+        mask = _floating_mask(total, allowed) if call.biases else allowed
     if isinstance(reachable, GraphValue):
         # The operator adds -inf to masked scores, so a NaN in a key that no query attends would leak.
         attended = is_attended(reachable, int(key.dims[-3]))
@@ -194,7 +194,7 @@ def _positive_scale(tile: GraphTile, query: GraphValue) -> tuple[GraphValue, flo
     return query * (-1.0 if scale else 0.0), -scale or 1.0
 
 
-def _mask_on_cpu(total: GraphValue, allowed: AllowedPairs) -> GraphValue:
+def _floating_mask(total: GraphValue, allowed: AllowedPairs) -> GraphValue:
     """biases, pairs that may attend -> what is added to the scores."""
     return _masked(total if total.elem_type == "float64" else xp.maximum(total, LEAST_ON_CPU), allowed)
 

@@ -56,8 +56,8 @@ PREFERRED: dict[FormName, dict[TargetProvider, Cases]] = {
     },
     "primitive": dict.fromkeys(("cpu", "cuda", "webgpu", "openvino"), _FEW | _MANY),
 }
-"""The calls that each form is chosen for, as benchmarks/exported.py measured them, unless a form above it takes
-them: what masks them and their size, by provider."""
+"""The calls that each form is chosen for, unless a form above it takes them: what masks them and their size, by
+provider. benchmarks/exported.py measured them on the CPU; `UNMEASURED` says why others are expectations."""
 SAME_ORDER: dict[TargetProvider, TargetProvider] = {"wasm": "cpu", "web": "webgpu", "onnx": "webgpu"}
 """The provider in `PREFERRED` that another one is like: WebAssembly has the kernels of the CPU."""
 UNMEASURED: dict[TargetProvider, str] = {
@@ -220,12 +220,12 @@ def _range(call: ExportCall, form: FormName, opset: int | None, target: Runtime)
 
 
 def _kind(call: ExportCall) -> Kind:
-    """Return what masks the call, as the tables name it."""
+    """Return what masks the call, as `PREFERRED` names it."""
     return "unmasked" if unmasked(call) else "causal" if only_causal(call) else "masked"
 
 
 def _size(call: ExportCall) -> Size:
-    """Return how many queries or scores the call has, as the tables name it."""
+    """Return how many queries or scores the call has, as `PREFERRED` names it."""
     if _has_few_queries(call):
         return "few queries"
     count = _score_count(call)

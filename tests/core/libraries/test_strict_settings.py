@@ -267,6 +267,12 @@ RESULTS: dict[str, Callable[[Any, Any], Any]] = {
     "scaled_dot_product_attention_laplacian": lambda q, k: scaled_dot_product_attention_laplacian(
         q, k, k, {"key": part(k, None)}
     ),
+    "scaled_dot_product_attention_laplacian, tangent": lambda q, k: scaled_dot_product_attention_laplacian(
+        k, k, k, {"key": part(q, None)}
+    ),
+    "scaled_dot_product_attention_laplacian, laplacian": lambda q, k: scaled_dot_product_attention_laplacian(
+        k, k, k, {"key": part(k, None)}, laplacians={"key": q}
+    ),
     "jvp": lambda q, k: jvp(lambda x: attention_weights(x, k), (k,), (q,)),
     "dot_product_attention": lambda q, k: dot_product_attention(q, k, k),
     "attention_state": lambda q, k: attention_state(q, k, k),
