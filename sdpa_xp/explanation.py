@@ -191,11 +191,11 @@ def explain(
                 plan = aligned(call.scores(), plan)
             computed, pairs, tile_map = _mapped_tiles(call.scores(), plan)
         all_tiles = len(plan.tasks()) * len([*plan.column_ranges(range(plan.keys))])
-    most_rows = max(len(rows) for task in plan.tasks() for rows in task.ranges)
     return Explanation(
         implementation="xp" if choice.kernel is None else call.implementation or "native",
         reason="; ".join(filter(None, (choice.reason, _lazy_reason(call.arrays["query"])))),
-        tile=(most_rows, min(plan.columns, plan.keys)),  # a short call is less than a tile
+        # A short call is less than a tile.
+        tile=(max(len(rows) for task in plan.tasks() for rows in task.ranges), min(plan.columns, plan.keys)),
         tiles=computed,
         total_tiles=all_tiles,
         threads=threads.thread_count() if plan.threads is None else 1,
