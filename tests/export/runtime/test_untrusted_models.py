@@ -109,14 +109,14 @@ def test_the_limit_of_time_is_for_all_runs_together(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("what", ["heads", "windows"])
 @pytest.mark.parametrize("thorough", [False, True])
 def test_the_limit_of_time_is_also_for_the_reference(what: str, thorough: bool) -> None:
-    """The file states the call, and so how long the inputs and the reference take."""
+    """The file states the call, and so how long the inputs and the reference take: here far over 40 seconds."""
     model = hostile.many_heads(200_000) if what == "heads" else hostile.many_windows(1_000)
     start = time.monotonic()
     computed = r"^verify: the inputs and the reference of `model` must be computed within the limit of time; "
-    trusted = r"got timeout=1 s, of all runs together\. If you trust the model, pass a larger `timeout`\.$"
+    trusted = r"got timeout=6 s, of all runs together\. If you trust the model, pass a larger `timeout`\.$"
     with pytest.raises(ModelFailedError, match=computed + trusted):
-        verify(model, timeout=1, thorough=thorough)
-    assert time.monotonic() - start < 15
+        verify(model, timeout=6, thorough=thorough)  # a busy machine takes seconds to load the model
+    assert time.monotonic() - start < 30
 
 
 def test_the_start_of_the_process_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
