@@ -72,9 +72,9 @@ class Explanation(NamedTuple):
         return f"Explanation({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     def __str__(self) -> str:
-        rows, columns = self.tile
+        size = "up to {} queries x {} keys".format(*self.tile)
         order = f"in {self.threads} threads" if self.threads > 1 else "one after the other"
-        tiles = f"{self.tiles:,} of {self.total_tiles:,} tiles of {rows} queries x {columns} keys, {order}"
+        tiles = f"{self.tiles:,} of {self.total_tiles:,} tiles of {size}, {order}"
         if self.implementation != "xp":
             return f"{self.implementation}: {self.reason}\n"
         lines = [f"xp: computed by {PACKAGE}, in tiles, because {self.reason}", tiles]
@@ -190,12 +190,11 @@ def explain(
             if call.grid.is_reproducible:
                 plan = aligned(call.scores(), plan)
             computed, pairs, tile_map = _mapped_tiles(call.scores(), plan)
-        all_tiles = len(plan.tasks()) * len([*plan.column_ranges(range(plan.keys))])
+        all_tiles = sum(len([*task.plan.column_ranges(range(plan.keys))]) for task in plan.tasks())
     return Explanation(
         implementation="xp" if choice.kernel is None else call.implementation or "native",
         reason="; ".join(filter(None, (choice.reason, _lazy_reason(call.arrays["query"])))),
-        # A short call is less than a tile.
-        tile=(max(len(rows) for task in plan.tasks() for rows in task.ranges), min(plan.columns, plan.keys)),
+        tile=(min(plan.rows, plan.queries), min(plan.columns, plan.keys)),  # a short call is less than a tile
         tiles=computed,
         total_tiles=all_tiles,
         threads=threads.thread_count() if plan.threads is None else 1,

@@ -146,18 +146,14 @@ def verify(
                 if watch is not None:
                     watch(next(number), total, shown)
 
-            of_call = partial(
-                Report,
-                left_out=left_out(stated, blocks, cases, memory),
-                call=stated,
-                from_metadata=call is None,
-                computed_in=computed_in,
-                seed=seed,
-            )
+            of_call = partial(Report, left_out=(), call=stated, from_metadata=call is None, seed=seed)
+            of_call = partial(of_call, computed_in=computed_in)
             report = running.run(of_call, drawn, partial(judged, computed_in=computed_in), done)
     note = "" if call is None or report.agrees else other_call_note(loaded, stated)
     notes = (*report.notes, *filter(None, [note]))
-    report = replace(report, form=report.form or "unknown", reason=report.reason or "unknown", notes=notes)
+    missing = left_out(stated, blocks, cases, memory)  # last: a file may state lengths that take long to try
+    form, reason = report.form or "unknown", report.reason or "unknown"
+    report = replace(report, form=form, reason=reason, notes=notes, left_out=missing)
     if record:
         write_verdict(model, loaded, report, call_from_metadata=call is None and not functions)
     return report

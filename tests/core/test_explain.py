@@ -60,13 +60,13 @@ def test_tiles_are_those_that_are_computed(
     assert (explained.tiles < explained.total_tiles) == ("is_causal" in rules or "attn_mask" in rules)
 
 
-@pytest.mark.parametrize("left", [20, 300])
+@pytest.mark.parametrize("mask", [masks.sliding_window(20, 0), masks.sliding_window(300, 0), masks.dilated(3)])
 def test_tiles_of_a_reproducible_call_are_those_that_are_computed(
-    left: int, monkeypatch: pytest.MonkeyPatch
+    mask: masks.Mask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A window cuts its queries in another way; the keys of a tile begin where those of its queries do."""
     x, weighed = np.zeros((2, 600, 4), np.float32), [0]
-    rules: dict[str, Any] = {"attn_mask": masks.sliding_window(left, 0), "reproducible": True}
+    rules: dict[str, Any] = {"attn_mask": mask, "reproducible": True}
     add = reproducible_program.add_weighted
 
     def counted(*rest: Any) -> None:
@@ -78,7 +78,8 @@ def test_tiles_of_a_reproducible_call_are_those_that_are_computed(
     assert weighed == [0]
     scaled_dot_product_attention(x, x, x, **rules)
     assert weighed == [explained.tiles]
-    assert explained.tiles < explained.total_tiles
+    assert explained.tiles <= explained.total_tiles
+    assert len(explained.tile_map) == -(-600 // explained.tile[0])
 
 
 @pytest.mark.needs("torch")
