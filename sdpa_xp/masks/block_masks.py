@@ -164,8 +164,8 @@ class BlockPattern(Pattern):
     def key_range(self, tile: Tile) -> range:
         if tile.positions is not None or tile.grid.placement is not None:
             return tile.columns
-        attended = [any(column) for column in zip(*self._rows(tile), strict=True)]
-        among = [block for block in self._columns(tile) if attended[block]]
+        rows = self._rows(tile)  # none, if there are no queries
+        among = [block for block in self._columns(tile) if any(row[block] for row in rows)]
         if not among:
             return range(0)
         start, stop = among[0] * self.columns, (among[-1] + 1) * self.columns

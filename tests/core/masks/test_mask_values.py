@@ -140,9 +140,11 @@ def test_empty_axes(library: Library) -> None:
     """Lists of nothing where there is nothing, as arrays are."""
     library.needs_empty_arrays()
     empty, three = np.ones((0, 2), F), np.ones((3, 2), F)
-    for mask in (masks.document([], [0] * 3), masks.causal("lower_right"), masks.padding(1, 0)):
+    blocks = masks.blocks([[True, False]] * 2, size=(2, 2))
+    of_no_query = masks.document([], [0] * 3), masks.padding(1, 0), masks.dilated(2), masks.chunked(2)
+    for mask in (*of_no_query, masks.causal("lower_right"), blocks, ~blocks, blocks & masks.causal()):
         assert library.call(scaled_dot_product_attention, empty, three, three, attn_mask=mask).shape == (0, 2)
-    for mask in (masks.document([0] * 3, []), masks.padding(0)):
+    for mask in (masks.document([0] * 3, []), masks.padding(0), blocks, ~blocks):
         output = library.call(scaled_dot_product_attention, three, empty, empty, attn_mask=mask)
         np.testing.assert_array_equal(library.get(output), np.zeros((3, 2)))
     batch = np.ones((0, 1, 3, 2), F)
