@@ -222,8 +222,8 @@ class PreparedCall(NamedTuple):
 
     @shared_by_equal_calls
     def _known_tiles(self) -> dict[Any, Any] | None:
-        is_small = not self.grid.access.is_traced and math.prod(self.grid.shape) <= tuning.MOST_KNOWN
-        return {} if is_small else None
+        """Return where the tiles of a small call are kept: equal calls fill it. None for other calls."""
+        return None if self.grid.access.is_traced or math.prod(self.grid.shape) > tuning.MOST_KNOWN else {}
 
     def result(self, output: Array) -> Any:
         """Return an output (..., Hq, L, Ev) in the caller's dtype and layout; for 2-D inputs without heads."""

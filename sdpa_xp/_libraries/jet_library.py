@@ -17,6 +17,7 @@ from .base import is_compiling
 from .jet_namespace import JetNamespace
 from .jet_rules import linear, on_values
 from .jets import Jet
+from .loops import Loops
 from .trees import mapped
 
 LINEAR = {"base_form", "constant", "detach", "frozen", "in_blocks", "in_rows", "rows_from", "take_rows", "view"}
@@ -186,7 +187,7 @@ class Packed:
 
 
 @cache
-def _register(loops: Any) -> None:
+def _register(loops: Loops) -> None:
     loops.register(Packed, lambda packed: (packed.parts, packed.kind), Packed)
 
 

@@ -17,7 +17,7 @@ from .._libraries.meshes import DeviceRing
 from .._libraries.protocols import Array, Part
 from .._programs.scores import BoundOptions
 from .._run.products import finite_shift
-from .._tiles.grid import WindowPlace
+from .._tiles.grid import WindowBounds
 from .._tiles.score_grid import ScoreGrid
 from .blocks import Axis, put_blocks
 from .schedule import Schedule, Walk
@@ -60,7 +60,7 @@ class BlockPlace(NamedTuple):
     """The first query among those of the device."""
     column: Array
     """The first key among those that have come by."""
-    window: WindowPlace
+    window: WindowBounds
     """The place among all queries and keys."""
 
     def rows(self, axis: int = -2) -> list[Part]:
@@ -266,7 +266,7 @@ def _at_blocks(call: RingCall, step: Array, compute: Callable[[BlockPlace, T], T
         row, column = number // count, number % count
         of_queries, of_keys = pieces[me, row], pieces[owner, column]
         queries, keys = schedule.queries, schedule.keys
-        window = WindowPlace(queries, keys, of_queries * queries, of_keys * keys)
+        window = WindowBounds(queries, keys, of_queries * queries, of_keys * keys)
         place = BlockPlace(row * queries, column * keys, window)
         if schedule.is_full:  # no branch, which the compiler would have to keep
             return compute(place, state)

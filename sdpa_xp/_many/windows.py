@@ -19,7 +19,7 @@ from .._programs.output import attend
 from .._programs.scores import BoundOptions, Scores
 from .._programs.softmax import merge
 from .._sources import ArraySource
-from .._tiles.grid import WindowPlace
+from .._tiles.grid import WindowBounds
 from .._tiles.plan import Plan, plan_tiles
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import Tile, shifted
@@ -65,7 +65,7 @@ class PlacedWindow(NamedTuple):
     """A part of a grid on one of several devices that run one program. Only the device knows its place."""
 
     whole: ScoreGrid
-    placement: WindowPlace
+    placement: WindowBounds
 
     @property
     def grid(self) -> ScoreGrid:
@@ -104,10 +104,10 @@ class WindowPattern(PlacedPattern):
 class WindowDropout(Dropout):
     """Dropout of the whole grid, for tiles of a window."""
 
-    window: Window | PlacedWindow
+    place: Window | PlacedWindow
 
     def apply(self, tile: Tile, weights: Array) -> Array:
-        return Dropout.apply(self, self.window.placed_tile(tile), weights)
+        return Dropout.apply(self, self.place.placed_tile(tile), weights)
 
 
 def window_scores(window: Window | PlacedWindow, query: Array, key: Array, options: BoundOptions) -> Scores:

@@ -24,7 +24,7 @@ FAR = 2**62
 """Beyond any length."""
 
 
-class WindowPlace(NamedTuple):
+class WindowBounds(NamedTuple):
     """What is known, before the run, of a window of the grid of which only a run knows where it lies or ends.
 
     In a program on several devices each device has its own place. In a program for all lengths the window is
@@ -72,7 +72,7 @@ class CallGrid(Protocol):
     """Whether tokens have positions of their own, so that the lengths do not bound the distances."""
     questions: Questions | None = None
     """What masks and biases ask of a device while they are bound; None if they are not to ask."""
-    placement: WindowPlace | None = None
+    placement: WindowBounds | None = None
     """The whole grid, if a compiler knows a length by its symbol alone."""
 
     @property

@@ -30,7 +30,7 @@ from .._libraries import (
 )
 from .._libraries.protocols import Array, Dtype, Shape
 from ..errors import ArgumentTypeError, ArgumentValueError
-from .grid import AT_FIRST_KEY, FAR, CallGrid, FirstPosition, WindowPlace
+from .grid import AT_FIRST_KEY, FAR, CallGrid, FirstPosition, WindowBounds
 
 if TYPE_CHECKING:  # few grids are on a device
     from .on_device import PaddedLengths
@@ -89,7 +89,7 @@ class ScoreGrid(CallGrid):
         position = self.position
         if not self.library.is_known(position.values):
             position = position._replace(least=-FAR, most=FAR)
-        return replace(self, placement=WindowPlace(self.queries, self.keys), position=position)
+        return replace(self, placement=WindowBounds(self.queries, self.keys), position=position)
 
     def caller_shapes(self) -> list[Shape]:
         """Return the shape of the scores as the caller sees them, (..., Hq, L, S), or (L, S) for 2-D inputs.

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 from .._checks.integers import Integers
 from .._libraries import is_traced, library_of, namespace_of
 from .._libraries.protocols import Array, Dtype, Shape
-from .grid import AT_FIRST_KEY, WindowPlace
+from .grid import AT_FIRST_KEY, WindowBounds
 from .score_grid import ScoreGrid
 
 LeadingSlice: TypeAlias = tuple[range, ...]
@@ -50,7 +50,7 @@ class TokenPositions(NamedTuple):
         return tile._replace(positions=self)
 
 
-class Place(Protocol):
+class TilePlace(Protocol):
     """Where the tokens of a call stand for its masks and biases, if not where they stand in its arrays."""
 
     def placed_tile(self, tile: Tile, /) -> Tile:
@@ -71,7 +71,7 @@ class Tile(NamedTuple):
     origin: tuple[int, ...] | None = None
     """The index (..., Hq, L, S) at which the arrays of masks and biases begin, if they hold one window of the
     grid; None if they hold all of it."""
-    placement: WindowPlace | None = None
+    placement: WindowBounds | None = None
     """The window of `rows` and `columns` that is computed now, in which `block` counts; None is all of it.
     Masks answer for all of `rows` and `columns`. The arrays of masks and biases hold the window alone."""
     positions: TokenPositions | None = None

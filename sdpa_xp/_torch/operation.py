@@ -88,7 +88,7 @@ _kept = shared_by_equal_calls(_recorded)
 
 @shared_by_equal_calls
 def _shared_when_unrecorded(_call: PreparedCall) -> dict[Access, dict[Callable[..., Any], Any]]:
-    """Return what the call without recorded arrays shares with equal ones."""
+    """Return where is kept what the call without recorded arrays shares with equal ones."""
     return {}
 
 

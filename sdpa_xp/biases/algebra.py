@@ -18,7 +18,7 @@ from .._libraries.protocols import AnyArray, Array
 from .._tiles.grid import CallGrid
 from .._tiles.modifier import ScoreModifier
 from .._tiles.score_grid import ScoreGrid
-from .._tiles.tile import Allowed, Place, Target, Tile, is_masked
+from .._tiles.tile import Allowed, Target, Tile, TilePlace, is_masked
 
 
 class Term(ABC):
@@ -229,7 +229,7 @@ class DiagonalTerm(Added):
 class PlacedTerm(Term):
     """A term that is asked about another tile."""
 
-    place: Place
+    place: TilePlace
     term: Term
 
     def apply(self, tile: Tile, scores: Array, *, in_place: bool = False) -> tuple[Array, Allowed]:

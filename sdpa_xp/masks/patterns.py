@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from .._libraries.protocols import Array
 from .._tiles.score_grid import ScoreGrid
-from .._tiles.tile import Allowed, Place, Tile, both, collapse_uniform, either
+from .._tiles.tile import Allowed, Tile, TilePlace, both, collapse_uniform, either
 
 if TYPE_CHECKING:
     from .._tiles.on_device import BlockBounds
@@ -171,7 +171,7 @@ class PlacedPattern(Pattern):
 
     # Only a device may know the place, and positions are not read: it has no `uniform`, and bounds no range.
 
-    place: Place
+    place: TilePlace
     pattern: Pattern
 
     def allowed_in(self, tile: Tile) -> Allowed:

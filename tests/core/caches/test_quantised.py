@@ -352,6 +352,22 @@ def test_stored_arrays_in_any_order_in_memory(arrays: dict[str, np.ndarray], que
     np.testing.assert_allclose(again.attend(query), cache.attend(query), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.sampled(0, on="EAGER_JAX")
+@pytest.mark.parametrize(("dtype", "per"), KINDS)
+def test_the_heads_of_a_call_that_is_shared_out(
+    library: Library, rng: np.random.Generator, dtype: Any, per: Any
+) -> None:
+    """Threads take some heads each, with the steps and the channels of these."""
+    drawn = draw_named(rng, {"query": (2, 8, 40, 16), "key": (2, 4, 600, 16), "value": (2, 4, 600, 16)})
+    drawn["key"] *= rng.uniform(1, 4, (2, 4, 1, 16)).astype(F)
+    query, key, value = map(library.put, drawn.values())
+    cache = KVCache(key, value).quantised(dtype, per=per)
+    stored = {name: library.get(getattr(cache, name)) for name in ("key", "value")}
+    allowed = np.arange(600) <= 560 + np.arange(40)[:, None]
+    call = {"query": drawn["query"], **stored, "attn_mask": allowed}
+    assert_agrees(library, library.get(cache.attend(query)), call)
+
+
 def test_empty_caches(arrays: dict[str, np.ndarray]) -> None:
     """A cache may begin without tokens, and values may have no width."""
     cache = KVCache(arrays["key"][:, :, :0], arrays["value"][:, :, :0, :0]).quantised("int4")

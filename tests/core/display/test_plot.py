@@ -239,6 +239,8 @@ def test_saturation_is_what_the_paper_says() -> None:
     np.testing.assert_allclose(without[0], scaled[0])  # the scale is 1 there
     assert without[-1] > 0.9 > 0.5 > scaled[-1] > 1 / keys
     assert [*spread.lines[0].get_xdata()] == widths
+    assert spread.get_ylim()[0] < spread.get_ylim()[1]
+    assert largest.get_ylim() == (0, 1.05)  # upwards, and all weights are inside
 
 
 def test_saturation_is_the_same_again() -> None:
