@@ -71,7 +71,7 @@ help:
 	@echo "docs           the site, built strictly, with a check of its search"
 	@echo "docs-check     every page in a browser"
 	@echo "notebooks      execute the notebooks of examples/ again"
-	@echo "bench          measure time and memory for a few minutes; bench-full measures everything"
+	@echo "bench          your machine beside others, in a minute; bench-full measures everything"
 	@echo "mutants        would the tests notice a wrong program?"
 	@echo "agreement      measure how well the libraries agree; writes results/"
 	@echo "derivatives    measure which library computes which derivative; writes results/"
@@ -161,9 +161,9 @@ check: $(VENV)/test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# What the bars speak of, in under 5 minutes; and everything, which results/ holds.
+# Your machine beside those of results/machines, in about a minute; everything, which results/ holds, takes an hour.
 bench: $(VENV)/test
-	$(BIN)/python benchmarks/attention.py --quick
+	$(BIN)/python benchmarks/machines.py
 
 bench-full: $(VENV)/test
 	$(BIN)/python benchmarks/attention.py

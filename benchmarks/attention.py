@@ -60,11 +60,13 @@ QUICK = 4096
 """The longest call of a quick run."""
 
 
-def compared(cell: str, call: Call, seconds: float, names: Sequence[str] = CORE) -> list[Row]:
+def compared(
+    cell: str, call: Call, seconds: float, names: Sequence[str] = CORE, least: int = ROUNDS
+) -> list[Row]:
     """Compare the contenders of `names` that support the call with torch, the bare loop and the matmuls."""
     contenders = ready(call, dict.fromkeys([TORCH, *names]))
     warm_up(cell, contenders)
-    timings = timed(contenders, call, seconds)
+    timings = timed(contenders, call, seconds, least)
     rows = []
     for name, times in timings.items():
         if name not in names:
@@ -80,11 +82,11 @@ def compared(cell: str, call: Call, seconds: float, names: Sequence[str] = CORE)
     return rows
 
 
-def beside_the_formula(cell: str, call: Call, seconds: float) -> list[Row]:
+def beside_the_formula(cell: str, call: Call, seconds: float, least: int = ROUNDS) -> list[Row]:
     """Compare sdpa_xp on NumPy with the textbook formula, in turns of these two alone."""
     contenders = ready(call, dict.fromkeys([NUMPY, TEXTBOOK]))
     warm_up(cell, contenders)
-    timings = timed(contenders, call, seconds)
+    timings = timed(contenders, call, seconds, least)
     rows = []
     for name, times in timings.items():
         numbers = {"milliseconds": Spread.from_numbers(times, 1e3)}
@@ -144,9 +146,11 @@ def warm_up(cell: str, contenders: Mapping[str, Ready]) -> None:
             np.testing.assert_allclose(output, outputs[TORCH], rtol=0, atol=rounding, err_msg=f"{cell}: {name}")
 
 
-def timed(contenders: Mapping[str, Ready], call: Call, seconds: float) -> dict[str, list[float]]:
+def timed(
+    contenders: Mapping[str, Ready], call: Call, seconds: float, least: int = ROUNDS
+) -> dict[str, list[float]]:
     calls = min(CALLS, max(1, PAIRS // (call.queries * call.keys)))
-    least = ROUNDS if call.queries <= QUICK else LONG_ROUNDS
+    least = least if call.queries <= QUICK else LONG_ROUNDS
     return interleaved({name: contender.run for name, contender in contenders.items()}, seconds, calls, least)
 
 

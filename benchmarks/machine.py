@@ -35,6 +35,17 @@ def facts(*packages: str) -> dict[str, Any]:
     }
 
 
+KINDS = ("AVX2", "AVX-512", "AMX")
+"""The instructions that decide how fast a BLAS can be on x86-64, the newest last."""
+FLAGS = {"AMX": "amx_tile", "AVX-512": "avx512f", "AVX2": "avx2"}
+
+
+def instructions() -> str:
+    """Return the newest of KINDS that the processor has, or an empty string."""
+    found = {flag for line in _cpuinfo() if line.startswith("flags") for flag in line.split()}
+    return next((kind for kind, flag in FLAGS.items() if flag in found), "")
+
+
 def dates(recorded: str, new: str) -> str:
     """Return the days of results that were measured in parts."""
     return " and ".join(sorted({*recorded.split(" and "), new}))
@@ -87,6 +98,10 @@ def _package(file: str) -> str:
 
 
 def _cpu() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    models = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    models = [line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")]
     return models[0] if models else platform.processor()
+
+
+def _cpuinfo() -> list[str]:
+    path = Path("/proc/cpuinfo")
+    return path.read_text().splitlines() if path.exists() else []
