@@ -35,15 +35,15 @@ def facts(*packages: str) -> dict[str, Any]:
     }
 
 
-KINDS = ("AVX2", "AVX-512", "AMX")
+KINDS = ("unknown", "AVX2", "AVX-512", "AMX")
 """The instructions that decide how fast a BLAS can be on x86-64, the newest last."""
 FLAGS = {"AMX": "amx_tile", "AVX-512": "avx512f", "AVX2": "avx2"}
 
 
 def instructions() -> str:
-    """Return the newest of KINDS that the processor has, or an empty string."""
+    """Return the newest of KINDS that the processor has."""
     found = {flag for line in _cpuinfo() if line.startswith("flags") for flag in line.split()}
-    return next((kind for kind, flag in FLAGS.items() if flag in found), "")
+    return next((kind for kind, flag in FLAGS.items() if flag in found), KINDS[0])
 
 
 def dates(recorded: str, new: str) -> str:
