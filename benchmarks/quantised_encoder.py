@@ -55,7 +55,7 @@ def per(axis: str) -> Callable[..., Floats]:
 
 
 def rotated(query: Floats, key: Floats, value: Floats) -> Floats:
-    """Rotate queries and keys by a Hadamard matrix, which spreads a large channel (QuaRot, arXiv 2404.00456)."""
+    """Rotate queries and keys by a Hadamard matrix, which spreads a channel (QuaRot, arXiv 2404.00456)."""
     rotation = np.ones((1, 1), np.float32)
     while len(rotation) < query.shape[-1]:
         rotation = np.block([[rotation, rotation], [rotation, -rotation]]) * np.float32(0.5**0.5)
@@ -63,7 +63,7 @@ def rotated(query: Floats, key: Floats, value: Floats) -> Floats:
 
 
 def kivi(query: Floats, key: Floats, value: Floats) -> Floats:
-    """Round keys along their channels and values along their tokens, in groups (arXiv 2402.02750, section 3)."""
+    """Round keys along channels and values along tokens, in groups (arXiv 2402.02750, section 3)."""
     return scaled_dot_product_attention(query, grouped(key, -2), grouped(value, -1))
 
 
