@@ -42,8 +42,8 @@ FLAGS = {"AMX": "amx_tile", "AVX-512": "avx512f", "AVX2": "avx2"}
 
 def instructions() -> str:
     """Return the newest of KINDS that the processor has."""
-    found = {flag for line in _cpuinfo() if line.startswith("flags") for flag in line.split()}
-    return next((kind for kind, flag in FLAGS.items() if flag in found), KINDS[0])
+    flags = {flag for line in _cpuinfo() if line.startswith("flags") for flag in line.split()}
+    return next((kind for kind, flag in FLAGS.items() if flag in flags), KINDS[0])
 
 
 def dates(recorded: str, new: str) -> str:

@@ -24,7 +24,7 @@ from tables import table
 
 FOLDER = Path(__file__).parents[1] / "results" / "machines"
 PACKAGES = ("numpy", "torch", "sdpa_xp")
-SECONDS, FORMULA_ROUNDS = 0.1, 3
+SECONDS, FORMULA_ROUNDS = 0.05, 3
 """Seconds for each contender and cell, which long calls exceed; and the rounds of the slow formula."""
 
 
@@ -35,11 +35,11 @@ class Ratio(NamedTuple):
     length: int
     quantity: str
 
-    def of(self, rows: Sequence[Row]) -> Spread | None:
+    def measured_in(self, rows: Sequence[Row]) -> Spread | None:
         """Return the ratio, or None if it was not measured."""
         place = (self.cell, self.length, NUMPY)
-        found = (row.numbers for row in rows if (row.cell, row.length, row.contender) == place)
-        return next(found, {}).get(self.quantity)
+        numbers = (row.numbers for row in rows if (row.cell, row.length, row.contender) == place)
+        return next(numbers, {}).get(self.quantity)
 
     def __str__(self) -> str:
         return f"{self.cell.partition(',')[0]}, {self.length:,} tokens: {self.quantity}"
@@ -70,36 +70,46 @@ def recorded() -> list[Machine]:
     """Return the machines of results/machines, the one with the fewest instructions first."""
     files = [json.loads(path.read_text()) for path in FOLDER.glob("*.json")]
     machines = [Machine(facts, [Row.read(row) for row in facts.pop("rows")]) for facts in files]
-    return sorted(machines, key=lambda each: machine.KINDS.index(each.facts["instructions"]))
+    return sorted(machines, key=lambda computer: machine.KINDS.index(computer.facts["instructions"]))
+
+
+def calls() -> list[Row]:
+    """Measure the calls that need no array of all pairs, in one process."""
+    cells = [(cell, CELLS[cell](length)) for cell in CALLS for length in LENGTHS] + [("one query", ONE_QUERY)]
+    compared = partial(attention.compared, seconds=SECONDS, names=(NUMPY, LOOP, TORCH), least=LONG_ROUNDS)
+    return [row for cell, call in cells for row in compared(cell, call)]
+
+
+def formula() -> list[Row]:
+    """Measure the textbook formula, whose arrays of all pairs would slow others."""
+    compared = partial(attention.beside_the_formula, seconds=SECONDS, least=FORMULA_ROUNDS)
+    return [row for cell in CALLS for row in compared(cell, CELLS[cell](LENGTHS[-1]))]
 
 
 def measured(name: str) -> Machine:
-    """Measure this machine, each cell in a process of its own."""
-    compared = partial(attention.compared, seconds=SECONDS, names=(NUMPY, LOOP, TORCH), least=LONG_ROUNDS)
-    formula = partial(attention.beside_the_formula, seconds=SECONDS, least=FORMULA_ROUNDS)
-    parts = [partial(compared, cell, CELLS[cell](length)) for cell in CALLS for length in LENGTHS]
-    parts += [partial(compared, "one query", ONE_QUERY)]
-    parts += [partial(formula, cell, CELLS[cell](LENGTHS[-1])) for cell in CALLS]
-    rows = attention.measured({"here": parts})
+    """Measure this machine."""
     facts = machine.facts(*PACKAGES) | {"numpy_blas": machine.numpy_kernels()}
+    rows = attention.measured({"here": [calls, formula]})
     return Machine({"name": name, "instructions": machine.instructions(), **facts}, rows)
 
 
 def beside(machines: Sequence[Machine]) -> list[str]:
     """Return a table of machines: the median of each ratio, and the quartiles if they were kept."""
-    lines = [[str(ratio), *(str(ratio.of(each.rows) or "") for each in machines)] for ratio in RATIOS]
-    return table(["sdpa_xp on NumPy", *(each.name for each in machines)], lines)
+    header = ["sdpa_xp on NumPy", *(computer.name for computer in machines)]
+    measured_by = {ratio: [ratio.measured_in(computer.rows) or "" for computer in machines] for ratio in RATIOS}
+    return table(header, [[str(ratio), *map(str, spreads)] for ratio, spreads in measured_by.items()])
 
 
 def where(machines: Sequence[Machine]) -> str:
     """Return which machines these are, in one line."""
     text = "{name}: {cores} cores of {cpu}, NumPy with {numpy_blas}, {date}"
-    return "; ".join(text.format(**each.facts) for each in machines) + "."
+    return "; ".join(text.format(**computer.facts) for computer in machines) + "."
 
 
 def range_of(ratio: Ratio, machines: Sequence[Machine]) -> tuple[float, float]:
     """Return the smallest and the largest median of a ratio."""
-    medians = [spread.median for each in machines if (spread := ratio.of(each.rows)) is not None]
+    spreads = [ratio.measured_in(computer.rows) for computer in machines]
+    medians = [spread.median for spread in spreads if spread is not None]
     return min(medians), max(medians)
 
 
@@ -108,13 +118,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--record", metavar="NAME", help="write results/machines/NAME.json")
     arguments = parser.parse_args()
-    here = measured(arguments.record or "here")
-    machines = [*recorded(), here]
+    computer = measured(arguments.record or "here")
+    machines = [*recorded(), computer]
     print(*beside(machines), where(machines), sep="\n")
     if arguments.record:
-        rows = [dataclasses.asdict(row) for row in here.rows]
+        rows = [dataclasses.asdict(row) for row in computer.rows]
         path = FOLDER / f"{arguments.record}.json"
-        path.write_text(json.dumps({**here.facts, "rows": rows}, indent=1) + "\n")
+        path.write_text(json.dumps({**computer.facts, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -31,8 +31,8 @@ def heads() -> list[tuple[Floats, Floats, Floats]]:
     from tokenizers import Tokenizer
 
     text = re.sub(r"\W+", " ", (ROOT / "README.md").read_text())
-    found = next(path for path in Path(str(files(minilm.FOLDER))).rglob("tokenizer.json"))
-    tokenizer = Tokenizer.from_file(str(found))
+    tokenizer_file = next(path for path in Path(str(files(minilm.FOLDER))).rglob("tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
     tokenizer.no_padding()
     tokenizer.no_truncation()
     ids = np.asarray([tokenizer.encode(text).ids[:TOKENS]])
