@@ -94,9 +94,10 @@ WORDS = {
     "how-to/log-sum-exp/": "logsumexp loss losses",
     "how-to/log-sum-exp/#cross-entropy-over-many-classes": "cross entropy vocabulary softmax loss linear fused",
     "how-to/log-sum-exp/#contrastive-losses": "infonce clip simclr contrastive loss",
-    "how-to/log-sum-exp/#kernel-density": "kde density mean-shift meanshift",
-    "how-to/log-sum-exp/#kernel-regression": "nadaraya watson regression bandwidth",
-    "how-to/log-sum-exp/#a-sinkhorn-step": "sinkhorn optimal transport ot wasserstein",
+    "how-to/log-sum-exp/#kernels": (
+        "kde density mean-shift meanshift nadaraya watson regression bandwidth "
+        "sinkhorn optimal transport ot wasserstein"
+    ),
     "how-to/gradients/": "gradient gradients backward backprop autograd backpropagation",
     "how-to/gradients/#train-a-layer": "train multi layer torch loop adam optimizer optimiser sgd",
     "how-to/long-sequences/": "long out oom memory complexity quadratic",

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-OF_ONE = ["after_an_rnn", "in_a_cnn", "in_scikit_learn", "one_file", "small_library", "unbatched_masks"]
+OF_NUMPY = ["kernels", "one_file", "small_library", "unbatched_masks"]
+OF_ONE = ["after_an_rnn", "in_a_cnn", "in_scikit_learn", *OF_NUMPY]
 OF_ANY = ["blocks", "causal_module", "departments", "evict", "large_negative", "one_query"]
 OF_WEIGHTS = ["minute"]
 ELSEWHERE = ["key_holders", "long_map", "million_keys", "minilm"]
 
 
 def test_each_is_run() -> None:
-    assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == sorted(
-        OF_ONE + OF_ANY + OF_WEIGHTS + ELSEWHERE
-    )
+    named = OF_ONE + OF_ANY + OF_WEIGHTS + ELSEWHERE
+    assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == sorted(named)
 
 
 @pytest.mark.sampled(2)
