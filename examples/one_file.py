@@ -67,7 +67,6 @@ def attention(
     for first in range(0, max(queries, 1), tile):
         rows = slice(first, min(first + tile, queries))
         q = split(xp.astype(query[..., rows, :], dtype)) * scale
-        # --8<-- [start:heart]
         m = xp.full((*q.shape[:-1], 1), -xp.inf, dtype=dtype, device=device(query))  # the largest score so far
         l = xp.zeros_like(m)  # the sum of exp(score - m)
         o = xp.zeros((*q.shape[:-1], value.shape[-1]), dtype=dtype, device=device(query))
@@ -92,7 +91,6 @@ def attention(
             o = o * keep + weighted(p, v, allowed)
             m = new
         o = o / xp.where(l == 0.0, 1.0, l)
-        # --8<-- [end:heart]
         outputs.append(xp.reshape(o, (*o.shape[:-4], heads, *o.shape[-2:])))
     output = xp.astype(xp.concat(outputs, axis=-2), query.dtype)
     return output if has_heads else output[0, ...]
