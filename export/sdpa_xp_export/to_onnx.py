@@ -59,13 +59,8 @@ def to_onnx(
     `scaled_dot_product_attention_vjp` and the functions beside it) are written in operators of the array API,
     whatever the `form`, and hold all L x S scores.
 
-    Dtypes follow the array API standard 2025.12: two kinds of them, such as int64 and float32, raise an error.
-    If onnxruntime's CPU provider has no kernel for a dtype, the graph computes in a wider one and converts the
-    result.
-
-    A name in a spec is an entry of `x.shape`. You can use it in a shape, an index or a slice, compute with it
-    (`L // 2`, `x / L**0.5`), and pass it to `arange` and `asarray`. Python cannot use it as a number: `int()`,
-    `range()` and `math` refuse it, and so do comparisons, because a branch would be the same in each run.
+    A name in a spec is an entry of `x.shape`. You can use it in a shape, an index or a slice, and compute with it
+    (`L // 2`, `x / L**0.5`). Python cannot use it as a number: `int()`, `range()` and comparisons refuse it.
 
     Args:
         layer: A function, a method or a layer. Its namespace is `x.__array_namespace__()`. If the layer has
@@ -75,13 +70,12 @@ def to_onnx(
             Arguments without specs are passed unchanged.
         form: The form of each attention, as in `export_attention`.
         opset: 17 to 25. The default is the newest before 25 in which the release supports every form.
-        runtime: As for `export_attention`.
+        runtime: As in `export_attention`.
         keywords: The keyword arguments of the layer, with specs as in `inputs`.
 
     Returns:
         The model, as from `export_attention`. Its inputs have the names of the layer's arguments. Its output is
-            `output`; of a tuple, the outputs are `output_0`, `output_1` and so on, and a NamedTuple or a
-            mapping gives their names.
+            `output`, or `output_0`, `output_1` and so on; a NamedTuple or a mapping gives their names.
 
     Raises:
         TypeError: The layer is not callable; it uses a function that is not in the array API (as a torch module

@@ -77,11 +77,9 @@ def verify(
         call: The arguments of `export_attention` that you expect the model to compute, by name. By default they
             are read from the model's metadata.
         provider: "cpu", "cuda", "wasm", "webgpu", or the full name of a provider. By default, the CPU,
-            and also CUDA, with `use_tf32=0`, if it starts on this machine. "wasm" runs onnxruntime-web in
-            Node.js, "webgpu" the plugin `onnxruntime-ep-webgpu` on a GPU or a software adapter.
-        engine: What runs the model: "onnxruntime", "openvino" (in float32; the report says which precision is
-            its default on this CPU), or "reference", ONNX's own evaluator in NumPy, which computes what the
-            standard says and is slow.
+            and also CUDA, with `use_tf32=0`, if it starts on this machine.
+        engine: What runs the model: "onnxruntime", "openvino" (in float32), or "reference", ONNX's own evaluator
+            in NumPy, which computes what the standard says and is slow.
         seed: The seed of the random inputs and lengths, to repeat the runs of a report, which names it.
         attn_mask: The mask that the model was exported with. Pass it if it contains a `from_function` or
             a class of your own, which cannot be written to the metadata.
@@ -89,12 +87,11 @@ def verify(
         thorough: If True, try many more lengths, scores and rows, which takes minutes.
         watch: A function to show the progress, called after each run with the numbers of runs so far and of all
             runs, and the lengths and the provider of the run.
-        timeout: The most seconds for all runs together, beside the start of Python and the engine. The model
-            runs in a process of its own, which ends at a limit, or with Ctrl-C.
+        timeout: The most seconds for all runs together. The model runs in a process of its own, which ends at a
+            limit, or with Ctrl-C.
         memory: The most bytes that the model may take there, not on a GPU: by default 8 GiB and four times the
-            model, and more if a run has more than 117 million scores. If you pass at least 100 MB, inputs and
-            reference in your process stay below it too, unless the lengths of the call are fixed, and a call
-            whose smallest run has more than memory / 4 numbers is refused.
+            model, and more for long calls. If you pass at least 100 MB, inputs and reference in your process
+            stay below it too, unless the lengths of the call are fixed.
         record: Whether to write the verdict into the metadata of `model` or its file.
 
     Returns:
@@ -105,8 +102,9 @@ def verify(
         TypeError: An argument has a wrong type.
         ValueError: The file is not an ONNX model; the model has no metadata or those of several that were
             merged, or its numbers have changed since the export; its inputs or outputs do not fit its call,
-            or have more than 268 million numbers in the smallest run; a model in memory refers to external
-            data; or the engine does not offer the provider, cannot load or run the model, or meets a limit.
+            or have more than 268 million numbers in the smallest run, or more than memory / 4; a model in
+            memory refers to external data; or the engine does not offer the provider, cannot load or run the
+            model, or meets a limit.
         FileNotFoundError: The file does not exist.
 
     Examples:
@@ -187,25 +185,23 @@ def verify_layer(
 ) -> LayerReport:
     """Run the model that `to_onnx` made of `layer`, and compare its outputs with `layer` in float64.
 
-    The layer is called with NumPy arrays: in float64 for the reference, and in the dtypes of the model's inputs
-    for the bound, which is twice the error of that call. The layer must accept the lengths of the first three
-    runs, which are at most 9; the report lists others for which the layer or `draw` raised an error.
+    The layer is called with NumPy arrays, in float64 and in the dtypes of the model's inputs. It must accept the
+    lengths of the first three runs, which are at most 9; the report lists others for which it raised an error.
 
     Args:
         model: The result of `to_onnx`, or the path of its file. All other arguments and errors are as in
             `verify`.
         layer: The layer that the model was exported from: any function, method or object, with weights of any
-            library. Copies of them are converted to float64 for the reference. If the layer has no result in
-            float64, the reference has its own dtype, and a note in the report says why.
+            library, which are copied to float64. If the layer has no result in float64, the reference has its
+            own dtype, and a note in the report says why.
         draw: Functions by the name of an input. `draw[name](rng, shape)` returns the values of this input, and
             `draw[name](rng, shape, lengths)` also gets the lengths of the run by name. By default floats are
-            normal, three of four booleans are True, and integers fit their use, such as rows of a table or
-            lengths that a mask accepts; others are small, and in some runs negative or large.
+            normal, three of four booleans are True, and integers fit their use, such as lengths that a mask
+            accepts.
         timeout: The most seconds that the engine may take. The calls of the layer have no limit.
         memory: The most bytes that the engine may take. The calls of the layer have no limit.
         golden: A file to write if the model agrees, with the inputs of these runs and the results of the layer,
-            of up to 16 MiB each. `sdpa-xp verify --golden` repeats them where the layer's code is not. To write
-            it, the layer is called eight times more for each run.
+            of up to 16 MiB each. `sdpa-xp verify --golden` repeats them where the layer's code is not.
         overwrite: Whether an existing file `golden` may be replaced.
         keywords: The keyword arguments of the layer, as for `to_onnx`. A `TensorSpec` in them, also within a
             mask or a bias, stands for the input of that name. If an argument of the layer has the same name as
