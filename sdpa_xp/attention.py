@@ -81,13 +81,11 @@ def scaled_dot_product_attention(
         implementation: `"xp"` is the portable implementation, in array-API calls; `"native"` the fused kernel
             of the arrays' library; `"torch"` torch's kernel for NumPy arrays, which it reads without a copy. A
             kernel that is missing, or does not compute this call as documented, is an error. None takes the
-            library's kernel, if it computes the call as documented, for torch on the CPU, in torch.export and
-            in torch.onnx.export; on the CPU outside a jit for short calls in JAX, and without masks in MLX;
-            else `"xp"`.
+            library's kernel on the CPU, if it computes the call as documented and is not slower; `explain` says
+            which one.
         reproducible: Return the same bits for a query and its own keys, whatever stands beside them (batch
-            invariance): other queries, batch entries, documents, padding at both sides, chunks of a prompt,
-            pages, threads. NumPy computes the call, also for arrays of other libraries on the CPU. Refused,
-            with the reason, where that cannot be promised.
+            invariance), such as other queries, batch entries or padding. NumPy computes the call, also for
+            arrays of other libraries on the CPU. Refused, with the reason, where that cannot be promised.
 
     Returns:
         (..., Hq, L, Ev), or (L, Ev) for 2-D inputs, with the library, device and dtype of the query. The row
@@ -106,9 +104,8 @@ def scaled_dot_product_attention(
 
         A masked pair has no effect, even if its key or value is NaN or inf. A NaN that is not masked shows in
         the rows that attend to it alone. Inside a jit or a lazy graph, and with torch's kernel on a GPU, this
-        is true only for keys that no query attends to (padding). It is true for results and for gradients from
-        `scaled_dot_product_attention_vjp`; the page "The contract" says for which derivatives of torch, JAX and
-        MLX. A score of -inf has weight 0, and a row of them output 0.
+        is true only for keys that no query attends to (padding). The page "The contract" says for which
+        derivatives it is true. A score of -inf has weight 0, and a row of them output 0.
 
     Examples:
         >>> import numpy as np

@@ -55,12 +55,7 @@ def export_attention(
 
     The inputs of the graph have the names of the arguments, and its output is `output`. It follows the contract
     of the library, as inside a jit: a NaN that any query attends to may reach all rows of its head and batch
-    entry.
-
-    Shapes:
-        `L` queries, `S` keys, `E` width of a query or key, `Ev` width of a value, `Hq` query heads,
-        `H` key heads, `P` tokens of a cache, `...` leading axes. Heads and widths are integers; any other
-        length may be a name.
+    entry. Heads and widths are integers; any other length may be a name. `P` is the length of a cache.
 
     Args:
         query: float16, bfloat16, float32 or float64, (..., Hq, L, E).
@@ -84,10 +79,9 @@ def export_attention(
             cache as `present_key`. P may be 0 in a run.
         past_value: (..., H, P, Ev). Joined in `present_value`.
         past_lengths: An integer spec, (B,), for a cache with free space: the number of tokens in it. S is then
-            P, the capacity, and `present_key` has P rows, with the new tokens after those in the cache; the
-            rest may have any values. After a run, add the number of new real tokens. A graph does not check
-            lengths: on the CPU, a run fails if the new tokens do not fit, but a negative length may give a
-            wrong result.
+            P, the capacity, and `present_key` has P rows, with the new tokens after those in the cache. After a
+            run, add the number of new real tokens. On the CPU, a run fails if the new tokens do not fit; a
+            negative length may give a wrong result.
         outputs: The outputs of the graph: some of "output", "lse", "weights", "scores", and of the statistics
             "row_max", "entropy" and "key_sums" of `attention_statistics`.
         form: The operators of the graph. "auto" chooses the best form for the call among those that are correct
@@ -101,15 +95,13 @@ def export_attention(
             "onnxruntime>=1.28;cpu": cpu, cuda, or in a browser wasm (WebAssembly), webgpu, or web, which is
             correct on both; also onnxruntime's own names. The newest release that was tried is 1.32.0; newer
             ones are assumed to compute the same. On cuda no graph was run; open a session with {"use_tf32":
-            "0"}, or float32 products have 10 bits. In browsers there is no bfloat16. Half precision is computed
-            in float32, but by fused kernels on cuda. "openvino>=2026.4;cpu" is for OpenVINO, without float64
-            and with INFERENCE_PRECISION_HINT="f32". "onnx" is for any program with ONNX's operators, and has no
+            "0"}. In browsers there is no bfloat16. "openvino>=2026.4;cpu" is for OpenVINO, without float64 and
+            with INFERENCE_PRECISION_HINT="f32". "onnx" is for any program with ONNX's operators, and has no
             node of com.microsoft. Not each is right: onnxruntime computes a float64 Attention in float32.
 
     Returns:
         The model, which has passed the full onnx.checker; a `LargeModel` with more than 1.75 GiB of
-            initializers, which arrays become. The metadata contain the call, which `verify` reads, the form
-            with the reason, and the runtime.
+            initializers. The metadata contain the call, the form with the reason, and the runtime.
 
     Raises:
         TypeError: An argument has a wrong type or dtype, or a function of the indices cannot be traced to ONNX.
@@ -118,13 +110,9 @@ def export_attention(
 
     Examples:
         >>> from sdpa_xp import masks
-        >>> qkv, lengths = (
-        ...     TensorSpec("float32", ("B", 8, "L", 64)),
-        ...     TensorSpec("int64", ("B",)),
-        ... )
-        >>> model = export_attention(
-        ...     qkv, qkv, qkv, masks.causal() & masks.padding(lengths)
-        ... )
+        >>> qkv = TensorSpec("float32", ("B", 8, "L", 64))
+        >>> lengths = masks.padding(TensorSpec("int64", ("B",)))
+        >>> model = export_attention(qkv, qkv, qkv, lengths, is_causal=True)
         >>> [value.name for value in model.graph.input]
         ['query', 'key', 'value', 'key_lengths']
 
