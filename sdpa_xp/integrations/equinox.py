@@ -17,8 +17,7 @@ def replace_attention(model: M) -> M:
 
         model = replace_attention(model)
 
-    Equinox computes a call itself if dropout is active, or if the shapes do not fit. The mask of a call may be
-    an array of any dtype, of shape (L, S) or (H, L, S), in which 0 masks, or a mask of `sdpa_xp.masks`.
+    The mask of a call may be an array of any dtype, of shape (L, S) or (H, L, S), or a mask of `sdpa_xp.masks`.
 
     Args:
         model: Any pytree, also a single layer. It is not changed.
@@ -29,10 +28,6 @@ def replace_attention(model: M) -> M:
     Raises:
         ValueError: `model` has no such layer. Layers of derived classes have code of their own, so they are not
             replaced.
-
-    Numerics:
-        As for `scaled_dot_product_attention`. If a mask that is an array leaves a query without keys, its row
-        is the mean of the values, as in Equinox.
 
     References:
         Equinox, `equinox.nn.MultiheadAttention`, https://docs.kidger.site/equinox/api/nn/attention.

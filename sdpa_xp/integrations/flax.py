@@ -38,9 +38,6 @@ def nnx_attention(
 
         nnx.MultiHeadAttention(..., attention_fn=nnx_attention)
 
-    Flax computes the call itself if dropout is active, if the weights are sown (`module`), if `precision` is
-    given, or if the shapes do not fit.
-
     Args:
         query: (..., L, Hq, E). All other arguments and errors are as in Flax.
         key: (..., S, H, E).
@@ -52,9 +49,6 @@ def nnx_attention(
     Returns:
         (..., L, Hq, Ev), in the dtype to which Flax promotes. If a mask that is an array leaves a query without
             keys, its row is the mean of the values, as in Flax.
-
-    Numerics:
-        As for `scaled_dot_product_attention`. In half precision, scores and sums are computed in float32.
 
     References:
         Flax, `flax.nnx.MultiHeadAttention`, https://flax.readthedocs.io.
@@ -99,8 +93,6 @@ def linen_attention(
     """Compute what `flax.linen.dot_product_attention` computes, as `nnx_attention` does.
 
         linen.MultiHeadDotProductAttention(..., attention_fn=linen_attention)
-
-    Flax also computes the call itself if an einsum of your own is given.
 
     Args:
         query: (..., L, H, E). All other arguments and errors are as in Flax.

@@ -26,12 +26,9 @@ def replace_attention(model: M) -> M:
 
         model = replace_attention(model)
 
-    Keras computes a call itself if it trains with dropout, returns the attention scores, attends over several
-    axes, or if `flash_attention` is set. With `use_causal_mask` or `sliding_window`, and no other mask, no
-    L x S array is built. `attention_mask` may be a mask of `sdpa_xp.masks`.
-
-    A copy of the model (saved and loaded, or from `clone_model`) has Keras' own attention: call
-    `replace_attention` again.
+    With `use_causal_mask` or `sliding_window`, and no other mask, no L x S array is built. `attention_mask` may be
+    a mask of `sdpa_xp.masks`. A copy of the model (saved and loaded, or from `clone_model`) has Keras' own
+    attention: call `replace_attention` again.
 
     Args:
         model: A Keras model or layer.
@@ -44,8 +41,8 @@ def replace_attention(model: M) -> M:
             replaced only if they inherit `_compute_attention`.
 
     Numerics:
-        As for `scaled_dot_product_attention`. If a mask that is an array leaves a query without keys, its row
-        is what Keras returns: the mean of the values, or 0 in a layer with dropout.
+        If a mask that is an array leaves a query without keys, its row is what Keras returns: the mean of the
+        values, or 0 in a layer with dropout.
 
     References:
         Keras, `keras.layers.MultiHeadAttention`, https://keras.io/api/layers/attention_layers.

@@ -18,10 +18,6 @@ def register() -> str:
 
         model = AutoModel.from_pretrained(..., attn_implementation=register())
 
-    Causal masks, sliding windows, chunks, packed sequences and padding become masks of `sdpa_xp.masks`, so no
-    L x S array is built for them. transformers warns if a model with attention code of its own is created with
-    this name.
-
     Shapes:
         A mask that you pass to the model yourself is (B, L), with 1 or True for real tokens, or (B, 1 or Hq, L,
         S): boolean with True = may attend, or floating and added to the scores.
@@ -33,10 +29,6 @@ def register() -> str:
         ModuleNotFoundError: transformers or torch is not installed, or transformers is too old.
         ValueError: When the model is created: its code has classes of its own for attention, which the message
             names. When it runs: it passes an argument that sdpa_xp does not support.
-
-    Numerics:
-        As for `scaled_dot_product_attention`. The results of real tokens differ from those of
-        `attn_implementation="eager"` by rounding only.
 
     Examples:
         >>> from sdpa_xp.integrations.transformers import register
