@@ -1,7 +1,7 @@
 """What the docstrings of a family share is said once: a table of parameters links to the function that says it.
 
 A docstring with the sentence "All other arguments and errors are as in `attend`." describes what differs. Its
-table gets one more row, with the link, in place of the sentence.
+table gets one more row, with the link, in place of the sentence, and its signature `**others`.
 """
 
 from __future__ import annotations
@@ -10,18 +10,28 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from griffe import DocstringSectionKind, Extension, Function, Module, Object
+from griffe import (
+    DocstringSectionKind,
+    Extension,
+    Function,
+    Module,
+    Object,
+    Parameter,
+    ParameterKind,
+    Parameters,
+)
 
 REFERS = re.compile(r" ?All other arguments(?: and errors)? are as in `([\w.]+)`\.")
 
 
-NUMPY = ">>> import numpy as np\n"
+IMPORTS = re.compile(r"^>>> (?:import numpy as np|from sdpa_xp\S* import .+)\n", re.MULTILINE)
+"""As in NumPy's reference, what the examples of a page need is imported: reference/index.md says so."""
 COMMON = ("TypeError", "ValueError", "ModuleNotFoundError")
 """Errors of every function. The page of errors says when they are raised, and `help()` what for."""
 
 
 class SharedParts(Extension):
-    """Give the templates what `REFERS` names, and leave out the errors and the import that are common."""
+    """Give the templates what `REFERS` names, and leave out the errors and the imports that are common."""
 
     def on_package(self, *, pkg: Module, **_: Any) -> None:
         for described in _described(pkg):
@@ -31,8 +41,8 @@ class SharedParts(Extension):
                     section.value = [error for error in section.value if str(error.annotation) not in COMMON]
                 if section.kind is DocstringSectionKind.parameters and isinstance(described, Function):
                     _share(described, section.value, pkg)
-                if section.kind is DocstringSectionKind.examples:  # as in NumPy's reference, `np` is imported
-                    section.value = [(kind, text.replace(NUMPY, "", 1)) for kind, text in section.value]
+                if section.kind is DocstringSectionKind.examples:
+                    section.value = [(kind, IMPORTS.sub("", text)) for kind, text in section.value]
             sections[:] = [section for section in sections if section.value]
 
 
@@ -46,6 +56,19 @@ def _share(function: Function, arguments: list[Any], package: Module) -> None:
             names = [name.name for name in function.parameters if name.name not in (*described, "self", "cls")]
             path = _path(function, refers[1], package)
             function.extra["shared"] |= {"names": names, "explained_by": path, "shown": refers[1]}
+            _shorten(function, names)
+
+
+def _shorten(function: Function, names: list[str]) -> None:
+    """Show `**others` in a signature, for the keywords that another function explains."""
+    shown = [
+        parameter
+        for parameter in function.parameters
+        if parameter.name not in names or parameter.kind is not ParameterKind.keyword_only
+    ]
+    if len(shown) < len(function.parameters):
+        others = Parameter("others", kind=ParameterKind.var_keyword)
+        function.parameters = Parameters(*shown, others)
 
 
 def _described(parent: Object) -> Iterator[Object]:
