@@ -33,22 +33,16 @@ def varlen_attention(
 ) -> A:
     """Compute attention of N sequences that are packed into one array; each attends only to itself.
 
-    The queries of sequence n are rows cu_seqlens_q[n] to cu_seqlens_q[n + 1] - 1 of `query`; `cu_seqlens_k`
-    gives its keys and values. A NaN in one sequence has no effect on the others. On a GPU, sequences of unlike
-    lengths are padded and computed together if that costs less; memory stays linear in T + U.
-
-    Shapes:
-        `T` queries and `U` keys of all sequences together, `N` sequences, `E` width of a query or key, `Ev`
-        width of a value, `Hq` query heads, `H` key heads.
+    Sequence n has the T queries and U keys from cu_seqlens_q[n] and cu_seqlens_k[n] on. A NaN in one sequence has
+    no effect on the others. Memory is linear in T + U.
 
     Args:
         query: (T, Hq, E), as flash-attention packs it; (Hq, T, E) with `layout="...HLE"`. All other arguments
             and errors are as in `scaled_dot_product_attention`.
         key: (U, H, E).
         value: (U, H, Ev).
-        cu_seqlens_q: The cumulative numbers of queries: N + 1 integers from 0 to T that do not decrease, as a
-            list or an integer array of any library, static inside a jit. Sequences of 2 and 3 queries have
-            [0, 2, 5].
+        cu_seqlens_q: The cumulative numbers of queries: N + 1 integers from 0 to T, as a list or an integer
+            array of any library, static inside a jit. Sequences of 2 and 3 queries have [0, 2, 5].
         cu_seqlens_k: The cumulative numbers of keys, from 0 to U.
         attn_mask: A mask, which applies within each sequence: i and j count from its first query and key, and
             "lower_right" aligns its last ones. Lengths and other arrays in a mask have 1 or N batch entries. An
@@ -60,7 +54,6 @@ def varlen_attention(
         sinks: (Hq,), or (N, Hq).
         layout: "...LHE" or "...HLE", of query, key, value and the result.
         implementation: `"xp"` or None.
-        reproducible: True or False.
 
     Returns:
         (T, Hq, Ev), with the library, device and dtype of the query. A sequence without keys has output 0.
@@ -99,8 +92,7 @@ def varlen_attention_state(
 ) -> AttentionState[A]:
     """Compute `varlen_attention` and the log-sum-exp of its scores.
 
-    `merge_states(..., layout=)` merges states over disjoint parts of the keys, such as a prefix that all
-    sequences share and the keys of each sequence.
+    `merge_states(..., layout=)` merges it with states over other keys, such as a prefix that all sequences share.
 
     Args:
         query: (T, Hq, E). All other arguments and errors are as in `varlen_attention`.
@@ -118,8 +110,7 @@ def varlen_attention_state(
         array([[0.693, 0.693, 0.   ]])
 
     References:
-        Dao, "FlashAttention-2", arXiv 2307.08691, section 3.1. Ye et al., "FlashInfer", arXiv 2501.01005,
-        section 2.2.
+        Ye et al., "FlashInfer", arXiv 2501.01005, section 2.2.
     """
     function = "varlen_attention_state"
     options = CallOptions.from_keywords(attn_mask, keywords, layout=LHE)

@@ -36,12 +36,7 @@ A = TypeVar("A", bound=AnyArray)
 class KVCache(Cache[A]):
     """The keys and values of the tokens so far, for decoding one token after the other.
 
-    A cache does not change: `append` returns one with more tokens. A loop of single steps gives the same result
-    as one causal call.
-
-    Shapes:
-        `S` tokens in the cache, `n` new ones, `L` queries, `Hq` query heads, `H` key heads, `E` and `Ev`
-        widths, `...` batch.
+    A cache does not change: `append` returns one with more tokens.
 
     Args:
         key: (..., H, S, E): the keys of the prompt. S may be 0. Without `capacity`, arrays are not copied.
@@ -59,9 +54,8 @@ class KVCache(Cache[A]):
             array (..., S), such as the `positions` of another cache.
 
     Positions:
-        A token keeps its position when others are dropped. `rotary`, and masks and biases with a formula of i
-        and j, count positions. What holds a number for each token (arrays, `from_array`, `document`,
-        `padding`), and `is_causal`, count tokens as they lie in the cache.
+        A token keeps its position when others are dropped. `rotary`, and masks and biases with a formula, count
+        positions. Arrays, `document`, `padding` and `is_causal` count tokens as they lie in the cache.
 
     Raises:
         TypeError: The arrays have several libraries or dtypes, or are not writeable although there is a
@@ -198,8 +192,7 @@ class KVCache(Cache[A]):
                 branches: the position of the first, or n integers, or an integer array (..., n).
             in_place: Write into the memory that `capacity` reserved. This cache does not change, but you cannot
                 append to it in place again, and torch can no longer differentiate attention that was computed
-                from it. If False, the new cache is a copy without reserved memory. After an exception in the
-                middle, a cache is as it was, or raises an error when used.
+                from it. If False, the new cache is a copy without reserved memory.
 
         Returns:
             The new cache. With `in_place`, it shares its arrays with this one.
@@ -230,8 +223,8 @@ class KVCache(Cache[A]):
     def drop_first(self, count: int) -> Self:
         """Return a cache without its first `count` tokens. The others keep their positions.
 
-        Nothing is copied. If you append in place, `cache.append(...).drop_first(1)` rolls: when the memory
-        behind the tokens is full, they move to its front, so that a capacity of twice the tokens is enough.
+        Nothing is copied. If you append in place, `cache.append(...).drop_first(1)` rolls, and a capacity of
+        twice the tokens is enough.
 
         Args:
             count: From 0 to S.
@@ -297,8 +290,8 @@ class KVCache(Cache[A]):
     def quantised(self, dtype: Literal["int8", "int4"], *, per: Literal["token", "channel"] = "token") -> Self:
         r"""Return a cache that stores its tokens, and those appended to it, as integers.
 
-        int8 takes 1 byte for a number and int4 half a byte, and each token 8 bytes for its scales. A step
-        widens a tile at a time, and never the whole cache. Tokens are rotated before they are stored.
+        Each token takes 8 bytes more, for its scales. A step widens a tile at a time. Tokens are rotated before
+        they are stored.
 
         Args:
             dtype: "int8", or "int4" with two numbers in a byte, which needs an even E and Ev.
@@ -329,12 +322,8 @@ class KVCache(Cache[A]):
             >>> from sdpa_xp import KVCache
             >>> tokens = np.random.default_rng(0).normal(size=(8, 100, 64)).astype("float32")
             >>> cache = KVCache(tokens, tokens)
-            >>> small = cache.quantised("int8")
-            >>> cache.nbytes, small.nbytes
+            >>> cache.nbytes, cache.quantised("int8").nbytes
             (409600, 108800)
-            >>> error = abs(small.attend(tokens[:, -1:]) - cache.attend(tokens[:, -1:]))
-            >>> bool(error.max() < 0.02)
-            True
 
         References:
             Liu et al., "KIVI", arXiv 2402.02750, section 3, for keys by channel and values by token.
@@ -382,8 +371,8 @@ class KVCache(Cache[A]):
     ) -> AttentionState[A]:
         """Return what `attend` returns, and the log-sum-exp of the scores.
 
-        `merge_states(..., layout=)` merges it with states over other keys, such as a prompt that texts share.
-        The log-sum-exp includes the sinks, so pass them to only one of the states.
+        `merge_states(..., layout=)` merges it with states over other keys. The log-sum-exp includes the sinks,
+        so pass them to only one of the states.
 
         Args:
             query: (..., Hq, L, E). All other arguments and errors are as in `attend`.

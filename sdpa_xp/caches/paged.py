@@ -42,20 +42,17 @@ class PagedKVCache(Cache[A]):
     free blocks; `with_table` gives a sequence its next block. `append` and `attend` take the same number of
     tokens for each sequence, or packed tokens (`cu_seqlens_k` and `cu_seqlens_q`).
 
-    Shapes:
-        `P` blocks in the pool, `size` tokens in a block, `N` sequences, `n` new tokens, `L` queries, `Hq` query
-        heads, `H` key heads, `E` and `Ev` widths.
-
     Args:
-        key_blocks: (P, H, size, E), or (P, size, H, E) with `layout="...LHE"`, as in flash-attention.
-        value_blocks: (P, H, size, Ev), or (P, size, H, Ev) with `layout="...LHE"`.
+        key_blocks: (P, H, size, E) for a pool of P blocks of `size` tokens, or (P, size, H, E) with
+            `layout="...LHE"`, as in flash-attention.
+        value_blocks: (P, H, size, Ev), or (P, size, H, Ev).
         block_table: (N, blocks of a sequence): a list of lists, or an integer array of any library, static
             inside a jit. Only the blocks that a sequence needs are read.
         lengths: The tokens of each sequence: N integers, in a list or an array, static like the table.
         layout: The layout of all inputs and outputs.
         rotary: As in `KVCache`, but the keys in the pool must be rotated already.
         first_position: The position of the first token that the cache has of each sequence: one integer, or N.
-            It is not 0 if older blocks were given back. See `KVCache` for what counts positions.
+            It is not 0 if older blocks were given back.
         positions: The position of each token, if they do not follow one another: N lists of integers.
 
     Raises:
@@ -170,8 +167,8 @@ class PagedKVCache(Cache[A]):
         """Return a cache with n more tokens in each sequence; with `cu_seqlens_k` each gets its own number.
 
         Args:
-            key: (N, H, n, E), with the pool's library, device and dtype. With `cu_seqlens_k` the new tokens of
-                all sequences are packed, (H, U, E), or (U, H, E) with `layout="...LHE"`.
+            key: (N, H, n, E), with the pool's library, device and dtype; with `cu_seqlens_k` packed, (H, U, E),
+                or (U, H, E) with `layout="...LHE"`.
             value: (N, H, n, Ev), or packed like the keys.
             cu_seqlens_k: The cumulative numbers of new tokens: N + 1 integers from 0 to U. [0, 5, 5, 6] appends
                 5 tokens to the first sequence, none to the second, and one to the third.
@@ -295,8 +292,6 @@ class PagedKVCache(Cache[A]):
             >>> cache = PagedKVCache(pool, pool, block_table=[[2]], lengths=[0]).quantised("int4")
             >>> pool.nbytes * 2, cache.nbytes
             (32768, 4608)
-            >>> cache.with_table([[2, 0], [3]], lengths=[0, 0])
-            PagedKVCache(key_blocks=<float32 (4, 1, 16, 64) as int4>, lengths=(0, 0), per='token')
         """
         pages, key = self._tokens, self._tokens.pools["key_blocks"]
         with computing(key):
@@ -322,9 +317,8 @@ class PagedKVCache(Cache[A]):
         With `cu_seqlens_q`, each sequence has its own number of queries.
 
         Args:
-            query: (N, Hq, L, E). With `cu_seqlens_q` the queries of all sequences are packed, (Hq, T, E), or
-                (T, Hq, E) with `layout="...LHE"`. All other arguments and errors are as in
-                `scaled_dot_product_attention`.
+            query: (N, Hq, L, E); with `cu_seqlens_q` packed, (Hq, T, E), or (T, Hq, E) with `layout="...LHE"`.
+                All other arguments and errors are as in `scaled_dot_product_attention`.
             attn_mask: A mask, which counts positions as in `KVCache`, or an array that broadcasts to (N, Hq, L,
                 1), or to (N, Hq, 1, 1) if the queries are packed: sequences may have different S.
             cu_seqlens_q: The cumulative numbers of queries: N + 1 integers from 0 to T, as for
