@@ -54,8 +54,8 @@ def dot_product_attention(
         mask: A mask of `sdpa_xp.masks`, or a boolean array that broadcasts to (B, N, T, S).
         query_seq_lengths: (B,): the number of real queries among the T; the others give 0.
         key_value_seq_lengths: (B,): the number of real keys among the S.
-        local_window_size: The number of keys before and after its own position that a query attends to: one
-            number for both, or (left, right).
+        local_window_size: The keys before and after its own position that a query attends to: one number for
+            both, or (left, right).
         return_residual: False. `attention_state` returns the log-sum-exp.
 
     Returns:

@@ -56,18 +56,15 @@ def jvp(
         AttributeError: The derivative of a function of the namespace is not known.
 
     Numerics:
-        As for `scaled_dot_product_attention_jvp`. Of several largest elements, the first has the derivative.
-        The codes of a quantised cache are constants, its scales are not.
+        Of several largest elements, the first has the derivative. The codes of a quantised cache are constants,
+        its scales are not.
 
     Examples:
         >>> import numpy as np
         >>> from sdpa_xp import attention_state, jvp
         >>> query, key, value = np.zeros((1, 2)), np.eye(2), np.asarray([[1.0], [3.0]])
-        >>> state, tangent = jvp(
-        ...     lambda x: attention_state(x, key, value, scale=1),
-        ...     (query,),
-        ...     (np.asarray([[0.0, 1.0]]),),
-        ... )
+        >>> moved = np.asarray([[0.0, 1.0]])
+        >>> state, tangent = jvp(lambda x: attention_state(x, key, value, scale=1), (query,), (moved,))
         >>> tangent.output, tangent.lse
         (array([[0.5]]), array([0.5]))
 
@@ -149,7 +146,6 @@ def scaled_dot_product_attention_jvp(
 ) -> tuple[A, A]:
     r"""Compute attention, and its derivative along a direction: the Jacobian-vector product.
 
-    If the inputs move by a small number times `tangents`, the output moves by this number times the tangent.
     With the weights $p$ of a row and the tangents $s'$ of its scores, the tangent is $\sum_j p_j (s'_j v_j +
     v'_j) - (\sum_j p_j s'_j) (\sum_j p_j v_j)$, in memory that grows with L + S.
 
@@ -211,9 +207,8 @@ def scaled_dot_product_attention_laplacian(
     r"""Compute attention, its derivatives along directions, and its Laplacian: the sum of second derivatives.
 
     Along direction n of N, the inputs $x$ move as $x + t \, x'_n$. The Laplacian of the output is
-    $\sum_n \partial_t^2 O(x + t \, x'_n)$ at $t = 0$, and the derivative of the output along the `laplacians`
-    of the inputs, if these are functions of coordinates: this is the forward Laplacian. Memory grows with L +
-    S.
+    $\sum_n \partial_t^2 O(x + t \, x'_n)$ at $t = 0$, plus the derivative of the output along the `laplacians`
+    of the inputs. Memory grows with L + S.
 
     Args:
         query: (..., Hq, L, E). All other arguments and errors are as in `scaled_dot_product_attention_jvp`.

@@ -51,14 +51,13 @@ def scaled_dot_product_attention_vjp(
             your loss with respect to the output, an array like it, returns the gradients by name: "query",
             "key", "value", each of "attn_mask", "bias", "scale" and "sinks" that is a floating array, and the
             arrays of a bias: "bias.array", "bias.slopes" of ALiBi, "bias.table" of relative positions. Each has
-            the shape and dtype of its array. You can call `pullback` several times. It reads the inputs and the
-            output again, so do not write to them before its last call.
+            the shape and dtype of its array. `pullback` reads the inputs and the output again, so do not write
+            to them before its last call.
 
     Numerics:
         Gradients are summed in the accumulation dtype and rounded once. A row whose keys are all masked has
         gradient 0. A masked pair adds nothing, even if its query, key, value or cotangent is NaN or inf; inside
-        a jit, only if no query attends to its key. Inside `jax.jit`, memory grows with L + S too; other
-        compilers decide about memory.
+        a jit, only if no query attends to its key.
 
     Examples:
         >>> import numpy as np

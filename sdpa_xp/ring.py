@@ -42,9 +42,8 @@ def ring_attention(
     r"""Compute `scaled_dot_product_attention` of sequences that are divided among the devices of a JAX mesh.
 
     Each of the n devices along `axis_name` holds L / n queries and S / n keys, in their order. Keys and values
-    travel around the ring of devices, so that no device holds more than two parts of them; steps in which no
-    device may attend are skipped. Causal work is balanced if L and S are multiples of 2 n. Call the function
-    inside of `jax.jit`.
+    travel around the ring of devices; steps in which no device may attend are skipped. Causal work is balanced
+    if L and S are multiples of 2 n. Call the function inside of `jax.jit`.
 
     Args:
         query: (..., Hq, L, E), a JAX array, divided along L among the devices along `axis_name`; other arrays
@@ -54,7 +53,7 @@ def ring_attention(
         value: (..., H, S, Ev), divided along S.
         attn_mask: A mask of `sdpa_xp.masks`, or an array that broadcasts to (..., Hq, L, S), of which each
             device needs the rows of its queries. A mask lets the call skip steps, unless the arrays in it are
-            inputs of the `jit`; an array does not.
+            inputs of the `jit`.
         mesh: A jax.sharding.Mesh.
         axis_name: The axis of `mesh` along which the keys are divided.
         bias: A bias, or an array that broadcasts to (..., Hq, L, S), divided as `attn_mask`.
@@ -62,7 +61,7 @@ def ring_attention(
         implementation: `"xp"` or None.
 
     Returns:
-        (..., Hq, L, Ev), divided as `query`, with its dtype. A row whose keys are all masked is 0.
+        (..., Hq, L, Ev), divided as `query`, with its dtype.
 
     Raises:
         TypeError: The arrays are not JAX arrays, or `mesh` is not a jax.sharding.Mesh.

@@ -98,8 +98,8 @@ def attention_statistics(
 
     Numerics:
         A row whose keys are all masked has maximum -inf and entropy 0. If a row attends to a NaN, its
-        statistics are NaN, and its indices are -1. The scores are computed once, and a second time for sums
-        over queries. Memory grows with L + S, also inside `jax.jit`; other traces keep all scores.
+        statistics are NaN, and its indices are -1. Memory grows with L + S, also inside `jax.jit`; other traces
+        keep all scores.
 
     Examples:
         >>> import numpy as np
@@ -107,9 +107,6 @@ def attention_statistics(
         >>> statistics = attention_statistics(query, key, of=("key_sums", "entropy"), is_causal=True)
         >>> statistics.key_sums, statistics.entropy.round(3)
         (array([1.5, 0.5]), array([0.   , 0.693]))
-        >>> attention_statistics(query, key, of="top_keys", top_k=1).top_keys.indices
-        array([[0],
-               [0]])
 
     References:
         Kimi Team, "Kimi K2", arXiv 2507.20534, section 2.1, for the largest score (QK-clip).

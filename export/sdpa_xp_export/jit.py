@@ -111,6 +111,9 @@ def jit(
         (2, 5, 8)
         >>> fast(np.ones((3, 7, 8), "float32")).shape, len(fast.models)
         ((3, 7, 8), 1)
+
+    References:
+        onnxruntime's Python API.
     """
     if layer is None:
         return partial(jit, runtime=runtime, form=form, opset=opset, verify=verify)

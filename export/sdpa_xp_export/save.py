@@ -49,28 +49,25 @@ def save(
 ) -> Path:
     """Write `model` to `path`, completely or not at all.
 
-    A model of up to 2 GiB is one file. The initializers of a larger model are in a second file beside it,
-    `<name>.<32 hex digits>.data`. If a save fails or is interrupted, the old model and its data are unchanged,
-    and nothing is left. A killed process, or two saves at once, may leave a `.<32 hex digits>.unfinished` or a
-    data file that no model refers to. New files get the permissions of the old ones.
+    The initializers of a model over 2 GiB are in a second file beside it, `<name>.<32 hex digits>.data`. If a save
+    fails or is interrupted, the old model and its data are unchanged, and nothing is left. A killed process, or
+    two saves at once, may leave a `.<32 hex digits>.unfinished` or a data file that no model refers to.
 
     Args:
         model: The result of `export_attention` or `to_onnx`; it is not changed.
-        path: The file; its folder must exist. If it is a link, the file that it points to is written; open a
-            model with external data with the path that `save` returns.
+        path: The file; its folder must exist. If it is a link, the file that it points to is written.
         overwrite: Whether an existing file may be replaced.
         external_above: The largest size of initializers, in bytes, that are written to the model file itself.
 
     Returns:
-        The path of the model file, with links resolved.
+        The path of the model file, with links resolved. Open a model with external data by this path.
 
     Raises:
         TypeError: An argument has a wrong type.
         ValueError: `model` refers to external data itself, its graph alone is over 2 GiB, or an array that a
             `LargeModel` refers to was written to; `path` holds what no file system can name.
-        FileExistsError: A file is at `path` and `overwrite` is False. Or `path` is not a regular file, a link
-            to a file in another folder that does not exist, the data file of a model that `save` wrote beside
-            it, or a file that an array of a `LargeModel` is mapped from.
+        FileExistsError: A file is at `path` and `overwrite` is False. Or `path` is no regular file, or one that a
+            model's data are in.
         FileNotFoundError: The folder of `path` does not exist.
         OSError: The disk is full, or the folder cannot be written to.
 
@@ -78,11 +75,9 @@ def save(
         >>> import tempfile
         >>> from sdpa_xp_export import TensorSpec, export_attention
         >>> qkv = TensorSpec("float32", ("B", 8, "L", 64))
+        >>> model = export_attention(qkv, qkv, qkv, is_causal=True)
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     save(
-        ...         export_attention(qkv, qkv, qkv, is_causal=True),
-        ...         f"{folder}/attention.onnx",
-        ...     ).name
+        ...     save(model, f"{folder}/attention.onnx").name
         'attention.onnx'
     """
     if not isinstance(model, LargeModel | onnx.ModelProto):

@@ -32,8 +32,8 @@ def relative(
 ) -> Bias:
     """Return T5's relative position bias: table[bucket(j - i - offset), h] for query i and key j in head h.
 
-    In each direction, the first half of the buckets hold one distance each. The others widen logarithmically up
-    to `max_distance`, and all larger distances share the last bucket.
+    In each direction, half of the buckets hold one distance each. The others widen logarithmically up to
+    `max_distance`, and all larger distances share the last bucket.
 
     Args:
         table: (buckets, Hq), floating, such as `relative_attention_bias.weight` of a T5 model.

@@ -75,8 +75,7 @@ class Layer(Tree, Immutable):
                 library. With None, each array keeps its dtype if the library has it, or becomes float32.
 
         Returns:
-            Another layer. Arrays on a GPU go through the CPU only if the other library does not take them
-                there. What torch has recorded for gradients is not copied.
+            Another layer. What torch has recorded for gradients is not copied.
 
         Raises:
             TypeError: `like` is neither a module of arrays nor an array.

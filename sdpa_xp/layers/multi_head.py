@@ -22,20 +22,19 @@ A = TypeVar("A", bound=AnyArray)
 class MultiHeadAttention(Attention):
     r"""Multi-head attention: project the inputs, attend in each head, then join and project the outputs.
 
-    The output is $\mathrm{concat}(head_1, \ldots, head_{Hq})\,W_o$. Each head attends with its part of the
-    projected queries, keys and values, as the drawing at the top of `sdpa_xp.layers` shows.
+    The output is $\mathrm{concat}(head_1, \ldots, head_{Hq})\,W_o$, as the drawing at the top of `sdpa_xp.layers`
+    shows.
 
     Args:
-        query: The projection of the queries to Hq heads, a `Linear`.
+        query: The projection of the queries to Hq heads.
         key: The projection of the keys to H heads of the same width.
         value: The projection of the values to H heads.
         out: The projection of all heads together. With None, the output is the heads side by side.
-        num_heads: Hq, the number of query heads.
-        num_kv_heads: H, the number of key heads, of which Hq is a multiple. None means Hq.
-        scale: The factor of the products q k^T: a number, or an array of shape () or (Hq,), which can be
-            learned. Default 1 / sqrt(E).
+        num_heads: Hq.
+        num_kv_heads: H, of which Hq is a multiple. None means Hq.
+        scale: A number, or an array of shape () or (Hq,), which can be learned. Default 1 / sqrt(E).
         temperature: The divisor of the scale, like `scale`. A higher one makes the weights more equal.
-        sinks: (Hq,): for each head, a logit that joins the sum of the softmax; or None.
+        sinks: (Hq,), as in `scaled_dot_product_attention`; or None.
 
     Raises:
         TypeError: A projection is not a `Linear`, or the arrays have several libraries or dtypes.
@@ -83,14 +82,13 @@ class MultiHeadAttention(Attention):
         """Create a layer with random weights by Xavier's rule, and biases of 0.
 
         Args:
-            rng: The generator that the weights are drawn from: a numpy.random.Generator,
-                cupy.random.Generator, torch.Generator, or key of JAX or MLX.
+            rng: A numpy.random.Generator, cupy.random.Generator, torch.Generator, or key of JAX or MLX.
             query_dim: The width of the input queries.
             key_dim: The width of the input keys. None means `query_dim`.
             value_dim: The width of the input values. None means `key_dim`.
-            num_heads: Hq, the number of query heads.
-            num_kv_heads: H, the number of key heads. None means Hq.
-            head_dim: E and Ev, the width of a head. None means query_dim / Hq.
+            num_heads: Hq.
+            num_kv_heads: H. None means Hq.
+            head_dim: E and Ev. None means query_dim / Hq.
             out_dim: The width of the output. None means `query_dim`.
             bias: Whether the projections have biases.
             like: An array with the library, device and dtype of the new layer. None means float32, in the
@@ -140,8 +138,8 @@ class MultiHeadAttention(Attention):
         Args:
             mapping: Arrays by name. It may contain more arrays than the layer needs.
             prefix: The beginning of the layer's names, with the last dot.
-            num_heads: Hq, the number of query heads.
-            num_kv_heads: H, the number of key heads. None means Hq.
+            num_heads: Hq.
+            num_kv_heads: H. None means Hq.
             names: The names of `query`, `key`, `value` and `out` in the mapping: {"query": "q_proj", ...}.
 
         Raises:
@@ -164,9 +162,9 @@ class MultiHeadAttention(Attention):
     def from_torch(cls, module: Any) -> Self:
         """Create a layer that computes the same as a torch.nn.MultiheadAttention, with copies of its weights.
 
-        In masks of the module, True means masked; here it means the opposite. So pass `~attn_mask`, and
-        `~key_padding_mask[:, None, None, :]`. The batch comes first in all inputs, whatever `batch_first` says.
-        For dropout, pass `dropout_p` and `rng` to a call.
+        In masks of the module, True means masked; so pass `~attn_mask`, and `~key_padding_mask[:, None, None, :]`.
+        The batch comes first in all inputs, whatever `batch_first` says. For dropout, pass `dropout_p` and `rng`
+        to a call.
 
         Args:
             module: The module. `add_zero_attn` becomes `sinks` of 0, and the weights do not include its column.

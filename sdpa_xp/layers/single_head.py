@@ -19,15 +19,14 @@ class SingleHeadAttention(Attention):
     r"""Attention with one head: $\mathrm{softmax}(XW_q\,(YW_k)^T \cdot scale)\;YW_v$, without a projection at
     the end.
 
-    X is the input of the queries, and Y the input of keys and values; in self-attention both are the same. A
-    mask has an axis of length 1 for the head: (..., 1, L, S).
+    X is the input of the queries, and Y the input of keys and values. A mask has an axis of length 1 for the
+    head: (..., 1, L, S).
 
     Args:
-        query: The projection of the queries, a `Linear`.
+        query: The projection of the queries.
         key: The projection of the keys, to the same width.
         value: The projection of the values, to any width.
-        scale: The factor of the products, as in `layers.MultiHeadAttention`: a number, or an array of shape ()
-            or (1,).
+        scale: A number, or an array of shape () or (1,). Default 1 / sqrt(E).
         temperature: The divisor of the scale, likewise.
 
     Raises:
@@ -40,8 +39,6 @@ class SingleHeadAttention(Attention):
         >>> words = np.ones((2, 4, 16), np.float32)
         >>> layer(words, is_causal=True).shape
         (2, 4, 8)
-        >>> layer.weights(words, is_causal=True)[0, 1]
-        array([0.5, 0.5, 0. , 0. ], dtype=float32)
 
     References:
         Vaswani et al., "Attention is all you need", arXiv 1706.03762, section 3.2.1.

@@ -1,16 +1,14 @@
 """Masks: which query may attend to which key. They combine with `&`, `|` and `~`, also with boolean arrays.
 
-Pass any of them as `attn_mask`, for any `L` queries and `S` keys. No L x S array is built: fully masked tiles
-are skipped, and fully allowed tiles need no mask. Lengths, offsets and ids are checked when a call uses the
-mask.
+Pass any of them as `attn_mask`, for any `L` queries and `S` keys. No L x S array is built, and fully masked tiles
+are skipped. Lengths, offsets and ids are checked when a call uses the mask.
 
     masks.sliding_window(255, 0, offset="lower_right")  # the last queries of S keys; a cache needs no offset
     masks.causal() & masks.padding(key_lengths=[3, 7])  # a ragged batch
     masks.causal() | masks.prefix(10)  # a prefix LM
     masks.causal() & masks.document([0, 0, 1, 1, 1])  # packed sequences
 
-torch.compile cannot trace `~mask` and `mask & tensor`. Create the mask outside of the compiled function, or
-write `mask & masks.from_array(tensor)`. With array-api-strict, put the mask on the left of an array.
+With array-api-strict, put the mask on the left of an array.
 """
 
 from typing import TYPE_CHECKING

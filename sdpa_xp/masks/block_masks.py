@@ -33,12 +33,12 @@ def blocks(table: Sequence[Sequence[object]] | AnyArray, size: int | tuple[int, 
 
     Args:
         table: Booleans (rows, columns), or (Hq, rows, columns) with a table for each query head: nested lists
-            or a boolean array. A row is for a block of queries, a column for a block of keys.
+            or a boolean array.
         size: The tokens of a block, or its (queries, keys); the last block may be shorter. None
             divides the L queries and the S keys equally, rounded up. In a cache, i and j count its tokens.
 
     Returns:
-        The mask. It stores the table alone; tiles in which no block attends are skipped.
+        The mask. Tiles in which no block attends are skipped.
 
     Raises:
         TypeError: `table` does not hold booleans, or is not known inside a jit, or `size` is not an integer.

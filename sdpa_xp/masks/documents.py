@@ -33,8 +33,8 @@ def document(query_ids: Sequence[int] | AnyArray, key_ids: Sequence[int] | AnyAr
         key_ids: The number of the document of each key, (..., S). None means the same as `query_ids`.
 
     Returns:
-        The mask. It stores L + S integers. If the ids are sorted, as in a packed sequence, tiles between
-            different documents are skipped. `varlen_attention` computes the same from cumulative lengths.
+        The mask. If the ids are sorted, tiles between different documents are skipped. `varlen_attention`
+            computes the same from cumulative lengths.
 
     Raises:
         TypeError: The ids are not integers, or belong to another library.

@@ -43,16 +43,13 @@ def neighbourhood(
             0 0 1 1 1               0 0 0 1 1          1 0 0 1 1
 
     Args:
-        shape: The number of places along each axis, such as (height, width) of an image or (time, height,
-            width) of a video. L and S are at most their product. The tokens lie in C order: the last axis
-            changes fastest. With a cache, its tokens are the first places.
-        radius: How far a token sees along each axis, on either side, at least 0: 3 is a window of 7. One number
-            for all axes, or one for each.
+        shape: The number of places along each axis, such as (height, width) of an image. The tokens lie in C
+            order: the last axis changes fastest. L and S are at most the product: the first places.
+        radius: How far a token sees on either side: 3 is a window of 7. One number for all axes, or one for each.
         dilation: The distance between neighbours, at least 1, likewise.
         periodic: Whether the last place of an axis lies beside its first, as longitudes do, likewise.
-        borders: At the ends of an axis that is not periodic, "shifted" moves the window inwards, so that each
-            token has 2 * radius + 1 neighbours along the axis, as in NATTEN. "cut" leaves out what would lie
-            outside.
+        borders: At the ends of an axis that is not periodic, "shifted" moves the window inwards, as in NATTEN;
+            "cut" leaves out what would lie outside.
 
     Returns:
         The mask. Tiles without neighbours are skipped.

@@ -21,9 +21,6 @@ from .patterns import Pattern
 def tree(parents: Sequence[int] | AnyArray, *, offset: IntegersLike | Literal["lower_right"] = 0) -> Mask:
     """Return a mask of a tree of drafts: query i attends to the context, to its ancestors, and to itself.
 
-    In speculative decoding, a small model drafts L tokens, as alternatives for what follows the context. One
-    call checks all of them.
-
         parents 0: -1   tree(parents, offset=2), 2 keys of context
                 1: 0        1 1  1 0 0 0
                 2: 0        1 1  1 1 0 0
@@ -32,13 +29,12 @@ def tree(parents: Sequence[int] | AnyArray, *, offset: IntegersLike | Literal["l
 
     Args:
         parents: The number of the draft that each draft follows, below its own; -1 for those that follow the
-            context. A list of L integers, or an integer array of them.
-        offset: The position of the first draft among the keys, as for `causal`. "lower_right" is S - L: the
-            drafts are the last keys. In a cache they stand behind all tokens before them, whatever their
-            positions.
+            context. A list of L integers, or an integer array.
+        offset: The position of the first draft among the keys, as for `causal`. In a cache they are the last
+            tokens, whatever their positions.
 
     Returns:
-        The mask. It stores a few numbers for each draft. Keys behind the drafts are not attended to.
+        The mask. Keys behind the drafts are not attended to.
 
     Raises:
         TypeError: `parents` or the offset are not integers, or `parents` are not known inside a jit.

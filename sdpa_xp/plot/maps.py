@@ -43,15 +43,14 @@ def attention(
 
     Args:
         weights: (L, S) or (Hq, L, S), as `attention_weights` returns them; any library, any floating dtype. Or
-            the `block_sums` of `attention_statistics`, for sequences that are too long for a cell each pair.
+            the `block_sums` of `attention_statistics`, for long sequences.
         query_tokens: A name for each of the L queries. Without names, the axis has numbers.
-        key_tokens: A name for each of the S keys. If the names need too much room, some are left out, and names
-            of more than 24 letters are cut.
+        key_tokens: A name for each of the S keys. If they need too much room, some are left out or cut.
         mask: A mask, or a boolean array that broadcasts to the weights; True = may attend. Masked pairs are
             hatched.
         heads: The heads to draw, one number or several, counted from 0. Default: all.
         block_size: The queries and keys of a block, as for `attention_statistics`, if `weights` are sums of
-            blocks. The axes then count tokens.
+            blocks.
         theme: "light" or "dark".
 
     Returns:
@@ -66,12 +65,9 @@ def attention(
 
     Examples:
         >>> import numpy as np
-        >>> from sdpa_xp import attention_weights, masks, plot
+        >>> from sdpa_xp import attention_weights, plot
         >>> x, words = np.eye(3), ["one", "minute", "."]
-        >>> weights = attention_weights(x, x, is_causal=True)
-        >>> figure = plot.attention(
-        ...     weights, query_tokens=words, key_tokens=words, mask=masks.causal()
-        ... )
+        >>> figure = plot.attention(attention_weights(x, x), key_tokens=words)
         >>> [label.get_text() for label in figure.axes[0].get_xticklabels()]
         ['one', 'minute', '.']
 
