@@ -90,7 +90,9 @@ WORDS = {
     "how-to/export-a-layer/#your-own-function-with-a-cache": "ndonnx",
     "how-to/export-a-layer/#use-torchs-exporter": "torch.onnx.export dynamo",
     "how-to/frameworks/#flax": "flax equinox keras",
-    "tutorials/train-in-numpy/#a-second-order-step": "newton hessian conjugate second order optimizer",
+    "how-to/gradients/#second-derivatives-without-a-framework": (
+        "newton hessian conjugate second order optimizer"
+    ),
     "how-to/log-sum-exp/": "logsumexp loss losses",
     "how-to/log-sum-exp/#cross-entropy-over-many-classes": "cross entropy vocabulary softmax loss linear fused",
     "how-to/log-sum-exp/#contrastive-losses": "infonce clip simclr contrastive loss",
