@@ -33,8 +33,9 @@ def varlen_attention(
 ) -> A:
     """Compute attention of N sequences that are packed into one array; each attends only to itself.
 
-    Sequence n has the T queries and U keys from cu_seqlens_q[n] and cu_seqlens_k[n] on. A NaN in one sequence has
-    no effect on the others. Memory is linear in T + U.
+    The queries of sequence n are rows cu_seqlens_q[n] to cu_seqlens_q[n + 1] - 1 of the T queries;
+    `cu_seqlens_k` gives its part of the U keys and values. A NaN in one sequence has no effect on the others.
+    Memory is linear in T + U.
 
     Args:
         query: (T, Hq, E), as flash-attention packs it; (Hq, T, E) with `layout="...HLE"`. All other arguments
@@ -92,7 +93,8 @@ def varlen_attention_state(
 ) -> AttentionState[A]:
     """Compute `varlen_attention` and the log-sum-exp of its scores.
 
-    `merge_states(..., layout=)` merges it with states over other keys, such as a prefix that all sequences share.
+    `merge_states(..., layout=)` merges it with states over other keys, such as a prefix that all sequences
+    share.
 
     Args:
         query: (T, Hq, E). All other arguments and errors are as in `varlen_attention`.

@@ -49,9 +49,10 @@ def save(
 ) -> Path:
     """Write `model` to `path`, completely or not at all.
 
-    The initializers of a model over 2 GiB are in a second file beside it, `<name>.<32 hex digits>.data`. If a save
-    fails or is interrupted, the old model and its data are unchanged, and nothing is left. A killed process, or
-    two saves at once, may leave a `.<32 hex digits>.unfinished` or a data file that no model refers to.
+    The initializers of a model over 2 GiB are in a second file beside it, `<name>.<32 hex digits>.data`. If a
+    save fails or is interrupted, the old model and its data are unchanged, and nothing is left. A killed
+    process, or two saves at once, may leave a `.<32 hex digits>.unfinished` or a data file that no model refers
+    to.
 
     Args:
         model: The result of `export_attention` or `to_onnx`; it is not changed.
@@ -66,8 +67,8 @@ def save(
         TypeError: An argument has a wrong type.
         ValueError: `model` refers to external data itself, its graph alone is over 2 GiB, or an array that a
             `LargeModel` refers to was written to; `path` holds what no file system can name.
-        FileExistsError: A file is at `path` and `overwrite` is False. Or `path` is no regular file, or one that a
-            model's data are in.
+        FileExistsError: A file is at `path` and `overwrite` is False. Or `path` is no regular file, or one that
+            a model's data are in.
         FileNotFoundError: The folder of `path` does not exist.
         OSError: The disk is full, or the folder cannot be written to.
 

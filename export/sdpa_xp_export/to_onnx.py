@@ -59,8 +59,8 @@ def to_onnx(
     `scaled_dot_product_attention_vjp` and the functions beside it) are written in operators of the array API,
     whatever the `form`, and hold all L x S scores.
 
-    A name in a spec is an entry of `x.shape`. You can use it in a shape, an index or a slice, and compute with it
-    (`L // 2`, `x / L**0.5`). Python cannot use it as a number: `int()`, `range()` and comparisons refuse it.
+    A name in a spec is an entry of `x.shape`. You can use it in a shape, an index or a slice, and compute with
+    it (`L // 2`, `x / L**0.5`). Python cannot use it as a number: `int()`, `range()` and comparisons refuse it.
 
     Args:
         layer: A function, a method or a layer. Its namespace is `x.__array_namespace__()`. If the layer has

@@ -78,8 +78,8 @@ def verify(
             are read from the model's metadata.
         provider: "cpu", "cuda", "wasm", "webgpu", or the full name of a provider. By default, the CPU,
             and also CUDA, with `use_tf32=0`, if it starts on this machine.
-        engine: What runs the model: "onnxruntime", "openvino" (in float32), or "reference", ONNX's own evaluator
-            in NumPy, which computes what the standard says and is slow.
+        engine: What runs the model: "onnxruntime", "openvino" (in float32), or "reference", ONNX's own
+            evaluator in NumPy, which computes what the standard says and is slow.
         seed: The seed of the random inputs and lengths, to repeat the runs of a report, which names it.
         attn_mask: The mask that the model was exported with. Pass it if it contains a `from_function` or
             a class of your own, which cannot be written to the metadata.
@@ -185,8 +185,9 @@ def verify_layer(
 ) -> LayerReport:
     """Run the model that `to_onnx` made of `layer`, and compare its outputs with `layer` in float64.
 
-    The layer is called with NumPy arrays, in float64 and in the dtypes of the model's inputs. It must accept the
-    lengths of the first three runs, which are at most 9; the report lists others for which it raised an error.
+    The layer is called with NumPy arrays, in float64 and in the dtypes of the model's inputs. It must accept
+    the lengths of the first three runs, which are at most 9; the report lists others for which it raised an
+    error.
 
     Args:
         model: The result of `to_onnx`, or the path of its file. All other arguments and errors are as in

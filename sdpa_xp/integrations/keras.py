@@ -26,8 +26,8 @@ def replace_attention(model: M) -> M:
 
         model = replace_attention(model)
 
-    With `use_causal_mask` or `sliding_window`, and no other mask, no L x S array is built. `attention_mask` may be
-    a mask of `sdpa_xp.masks`. A copy of the model (saved and loaded, or from `clone_model`) has Keras' own
+    With `use_causal_mask` or `sliding_window`, and no other mask, no L x S array is built. `attention_mask` may
+    be a mask of `sdpa_xp.masks`. A copy of the model (saved and loaded, or from `clone_model`) has Keras' own
     attention: call `replace_attention` again.
 
     Args:

@@ -22,8 +22,8 @@ A = TypeVar("A", bound=AnyArray)
 class MultiHeadAttention(Attention):
     r"""Multi-head attention: project the inputs, attend in each head, then join and project the outputs.
 
-    The output is $\mathrm{concat}(head_1, \ldots, head_{Hq})\,W_o$, as the drawing at the top of `sdpa_xp.layers`
-    shows.
+    The output is $\mathrm{concat}(head_1, \ldots, head_{Hq})\,W_o$, as the drawing at the top of
+    `sdpa_xp.layers` shows.
 
     Args:
         query: The projection of the queries to Hq heads.
@@ -162,9 +162,9 @@ class MultiHeadAttention(Attention):
     def from_torch(cls, module: Any) -> Self:
         """Create a layer that computes the same as a torch.nn.MultiheadAttention, with copies of its weights.
 
-        In masks of the module, True means masked; so pass `~attn_mask`, and `~key_padding_mask[:, None, None, :]`.
-        The batch comes first in all inputs, whatever `batch_first` says. For dropout, pass `dropout_p` and `rng`
-        to a call.
+        In masks of the module, True means masked. So pass `~attn_mask`, and
+        `~key_padding_mask[:, None, None, :]`. The batch comes first in all inputs, whatever `batch_first` says.
+        For dropout, pass `dropout_p` and `rng` to a call.
 
         Args:
             module: The module. `add_zero_attn` becomes `sinks` of 0, and the weights do not include its column.

@@ -1,7 +1,7 @@
 """Masks: which query may attend to which key. They combine with `&`, `|` and `~`, also with boolean arrays.
 
-Pass any of them as `attn_mask`, for any `L` queries and `S` keys. No L x S array is built, and fully masked tiles
-are skipped. Lengths, offsets and ids are checked when a call uses the mask.
+Pass any of them as `attn_mask`, for any `L` queries and `S` keys. No L x S array is built, and fully masked
+tiles are skipped. Lengths, offsets and ids are checked when a call uses the mask.
 
     masks.sliding_window(255, 0, offset="lower_right")  # the last queries of S keys; a cache needs no offset
     masks.causal() & masks.padding(key_lengths=[3, 7])  # a ragged batch

@@ -65,7 +65,8 @@ def from_function(mask_mod: MaskFunction) -> Mask:
             int32 arrays of shape (..., 1, 1, 1), (Hq, 1, 1), (rows, 1) and (1, columns), and returns a
             boolean array or a bool. Combine conditions with `&` and `|`, not with `and` and `or`. If the batch
             has several axes, b counts through all of them. With a cache, i and j are positions, and may have
-            axes for the batch, (..., 1, rows, 1) and (..., 1, 1, columns). For NumPy arrays, several threads call the function at the same time.
+            axes for the batch, (..., 1, rows, 1) and (..., 1, 1, columns). For NumPy arrays, several threads
+            call the function at the same time.
 
     Returns:
         The mask. Tiles in which the function is False everywhere are skipped, except on a GPU.
