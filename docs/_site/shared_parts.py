@@ -26,12 +26,15 @@ REFERS = re.compile(r" ?All other arguments(?: and errors)? are as in `([\w.]+)`
 
 IMPORTS = re.compile(r"^>>> (?:import numpy as np|from sdpa_xp\S* import .+)\n", re.MULTILINE)
 """As in NumPy's reference, what the examples of a page need is imported: reference/index.md says so."""
+PAPER = re.compile(r'(?:"[^"]+",\s+)?arXiv\s+(\d{4}\.\d{5})')
+LINK = r"[arXiv \1](https://arxiv.org/abs/\1)"
+"""The site links to a paper that has a number, in place of its title, which `help()` shows."""
 COMMON = ("TypeError", "ValueError", "ModuleNotFoundError")
 """Errors of every function. The page of errors says when they are raised, and `help()` what for."""
 
 
 class SharedParts(Extension):
-    """Give the templates what `REFERS` names, and leave out the errors and the imports that are common."""
+    """Give the templates what `REFERS` names, leave out common errors and imports, and link to papers."""
 
     def on_package(self, *, pkg: Module, **_: Any) -> None:
         for described in _described(pkg):
@@ -41,6 +44,8 @@ class SharedParts(Extension):
                     section.value = [error for error in section.value if str(error.annotation) not in COMMON]
                 if section.kind is DocstringSectionKind.parameters and isinstance(described, Function):
                     _share(described, section.value, pkg)
+                if section.kind is DocstringSectionKind.admonition and section.title == "References":
+                    section.value.description = PAPER.sub(LINK, section.value.description)
                 if section.kind is DocstringSectionKind.examples:
                     section.value = [(kind, IMPORTS.sub("", text)) for kind, text in section.value]
             sections[:] = [section for section in sections if section.value]
