@@ -227,7 +227,6 @@ WORDS = {
     ),
     "tutorials/train-in-numpy/": "train training learning rate",
     "tutorials/train-in-numpy/#descend": "gradient descent descend learning rate sgd update step",
-    "tutorials/train-in-numpy/#is-the-gradient-right": "gradient check finite differences numerical gradcheck",
     "tutorials/train-in-numpy/#the-loss-and-its-gradients": "loss down decrease",
 }
 """By the address of a page or a section, in lower case. Words outweigh titles; repeated ones weigh more."""
