@@ -28,7 +28,6 @@ WORDS = {
         "float64 reference mutation mutants float64 float64 reference reference trust tested mypy py.typed "
         "hypothesis property invariants"
     ),
-    "cheat-sheet/#coming-from": "compare equivalent",
     "cheat-sheet/#shapes": "shape shapes layout bhsd bshd 2d 3d inputs without batch q k v query key value",
     "explanation/how-it-works/#the-array-api-and-vendor-kernels": (
         "array array api api consortium standard version"

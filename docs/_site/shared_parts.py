@@ -29,6 +29,8 @@ IMPORTS = re.compile(r"^>>> (?:import numpy as np|from sdpa_xp\S* import .+)\n",
 PAPER = re.compile(r'(?:"[^"]+",\s+)?arXiv\s+(\d{4}\.\d{5})')
 LINK = r"[arXiv \1](https://arxiv.org/abs/\1)"
 """The site links to a paper that has a number, in place of its title, which `help()` shows."""
+DRAWING = re.compile(r"^    .* [01] [01]( |$)", re.MULTILINE)
+"""A mask, drawn in the description of its function: what the example prints."""
 COMMON = ("TypeError", "ValueError", "ModuleNotFoundError")
 """Errors of every function. The page of errors says when they are raised, and `help()` what for."""
 
@@ -48,7 +50,12 @@ class SharedParts(Extension):
                     section.value.description = PAPER.sub(LINK, section.value.description)
                 if section.kind is DocstringSectionKind.examples:
                     section.value = [(kind, IMPORTS.sub("", text)) for kind, text in section.value]
-            sections[:] = [section for section in sections if section.value]
+            is_drawn = any(DRAWING.search(str(section.value)) for section in sections[:1])
+            sections[:] = [
+                section
+                for section in sections
+                if section.value and not (is_drawn and section.kind is DocstringSectionKind.examples)
+            ]
 
 
 def _share(function: Function, arguments: list[Any], package: Module) -> None:
