@@ -61,23 +61,19 @@ def scaled_dot_product_attention(
         attn_mask: A mask of `sdpa_xp.masks`, which builds no L x S array, or an array that broadcasts to (...,
             Hq, L, S): boolean, True = may attend; or floating, added to the scores like `bias`.
         bias: A bias of `sdpa_xp.biases`, or a floating array that broadcasts to (..., Hq, L, S) and is not
-            wider than the scores. It is added after `softcap`. -inf masks its pair; the most negative finite
-            number does not.
-        is_causal: Query i attends to key j only if j <= i, counted from the upper left even if L != S. If you
-            also pass a mask, both apply.
+            wider than the scores. It is added after `softcap`. -inf masks its pair.
+        is_causal: Query i attends to key j only if j <= i, also if L != S. If you also pass a mask, both apply.
         scale: The factor of the products: a finite number, or an array that broadcasts to (..., Hq, L, 1), in
             the dtypes of `bias`, or of shape () and any floating dtype. Default 1 / sqrt(E).
         softcap: If not None or 0, scores become softcap * tanh(score / softcap) after `scale`.
-        sinks: (..., Hq), or (): for each head, a logit that joins the sum of the softmax but has no value, so
-            that the weights of a row may sum to less than 1. It is neither scaled nor capped.
+        sinks: (..., Hq), or (): for each head, a logit that joins the sum of the softmax but has no value. It
+            is neither scaled nor capped.
         dropout_p: From 0 to 1. A weight is dropped with this probability; others are divided by 1 - dropout_p.
         rng: Required if dropout_p > 0: a torch.Generator, a cupy.random.Generator or a key of JAX or MLX for
-            arrays of these libraries, a numpy.random.Generator for all others. The same state drops the same
-            weights, also in `attention_weights`.
+            arrays of these libraries, a numpy.random.Generator for all others.
         softmax_dtype: float32 or float64, for scores and sums, if it is wider than the accumulation dtype.
         layout: "...HLE" is (..., heads, length, width), as in torch and ONNX; "...LHE" is (..., length, heads,
-            width), as in JAX, Keras and flash-attention, for query, key, value and the result. What broadcasts
-            to (..., Hq, L, S) has these axes in both.
+            width), as in JAX, Keras and flash-attention, for query, key, value and the result.
         implementation: `"xp"` is the portable implementation, in array-API calls; `"native"` the fused kernel
             of the arrays' library; `"torch"` torch's kernel for NumPy arrays, which it reads without a copy. A
             kernel that is missing, or does not compute this call as documented, is an error. None takes the

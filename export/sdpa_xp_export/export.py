@@ -62,8 +62,7 @@ def export_attention(
         key: The same dtype, (..., H, S, E).
         value: The same dtype, (..., H, S, Ev).
         attn_mask: A mask of `sdpa_xp.masks`, with specs instead of arrays, which become inputs with the names
-            of its arguments; or a spec that broadcasts to (..., Hq, L, S): "bool" (True = may attend) or the
-            query's dtype (added to the scores).
+            of its arguments; or a spec that broadcasts to (..., Hq, L, S), "bool" or of the query's dtype.
         bias: A bias of `sdpa_xp.biases`, with specs instead of arrays; or a spec that broadcasts to (..., Hq,
             L, S).
         is_causal: Query i attends to key j only if j <= i; with a cache, j <= i + S - L; with `past_lengths`,
@@ -74,9 +73,8 @@ def export_attention(
         dropout_p: Must be 0, since a graph draws no random numbers.
         softmax_dtype: None, or "float64" to compute float32 inputs in float64.
         layout: "...HLE", or "...LHE" with the head axis after the length.
-        past_key: A cache, (..., H, P, E), to which the new keys are appended. S is then the length of both,
-            named "P+L", and the queries are the last L tokens, as in `KVCache`. The graph returns the joined
-            cache as `present_key`. P may be 0 in a run.
+        past_key: A cache, (..., H, P, E), to which the new keys are appended. S is then "P+L", and the queries
+            are the last L tokens. The graph returns the joined cache as `present_key`. P may be 0 in a run.
         past_value: (..., H, P, Ev). Joined in `present_value`.
         past_lengths: An integer spec, (B,), for a cache with free space: the number of tokens in it. S is then
             P, the capacity, and `present_key` has P rows, with the new tokens after those in the cache. After a
@@ -87,10 +85,9 @@ def export_attention(
         form: The operators of the graph. "auto" chooses the best form for the call among those that are correct
             on the runtime and on every later release that was tried. "attention" is ai.onnx Attention;
             "multi_head" and "grouped_query" are operators of com.microsoft; "primitive" is MatMul and Softmax;
-            "tiled" puts these into a Loop over blocks of queries, in memory linear in S.
-        opset: 23 to 25 for "attention", 17 to 25 for the others. 25 needs onnxruntime 1.32; windows are then
-            attributes of Attention. The default is 23 for "attention" (24 with key lengths) and 18 for the
-            others.
+            "tiled" puts these into a Loop, in memory linear in S.
+        opset: 23 to 25 for "attention", by default 23, or 24 with key lengths; 17 to 25 for the others, by
+            default 18. 25 needs onnxruntime 1.32; windows are then attributes of Attention.
         runtime: The oldest onnxruntime that will run the file, from 1.23 on, and its provider, such as
             "onnxruntime>=1.28;cpu": cpu, cuda, or in a browser wasm (WebAssembly), webgpu, or web, which is
             correct on both; also onnxruntime's own names. The newest release that was tried is 1.32.0; newer

@@ -65,7 +65,7 @@ def jit(
 ) -> JittedLayer | Callable[[Callable[..., Any]], JittedLayer]:
     """Return a function that computes `layer` in onnxruntime, on arrays of the caller's library.
 
-    It is also a decorator of functions and methods: `@jit`, or `@jit(form="tiled")`.
+    It is also a decorator: `@jit`, or `@jit(form="tiled")`.
 
     The first call with a signature writes the graph of the layer, as `to_onnx` does, and opens a session, which
     later calls run. A signature has the dtypes and axes of the arrays, which lengths are equal or fixed, and
@@ -85,15 +85,13 @@ def jit(
     Args:
         layer: A function, a method or a layer in array-API code, as for `to_onnx`. It returns arrays, also in
             tuples, lists, mappings and dataclasses, and beside them None, numbers and text, which stay as they
-            were in the first call of a signature. Without `layer`, `jit` returns a decorator. All other
-            arguments and errors are as in `to_onnx`.
-        runtime: As for `export_attention`: the oldest onnxruntime that will run `model`, with cpu or cuda.
-            The onnxruntime that is installed must be this release or a later one.
-        verify: Whether the first call with each signature also compares the graph with the layer in float64, as
-            `verify_layer` does. That takes seconds.
+            were in the first call of a signature. All other arguments and errors are as in `to_onnx`.
+        runtime: As for `export_attention`, with cpu or cuda. The onnxruntime that is installed must be this
+            release or a later one.
+        verify: Whether the first call with each signature also runs `verify_layer`, which takes seconds.
 
     Returns:
-        The function. It takes the arguments of the layer and returns what the layer returns.
+        The function, with the arguments and results of the layer; without `layer`, a decorator.
 
     Raises:
         TypeError: `layer` is not callable, or another argument has a wrong type.
@@ -209,10 +207,9 @@ class JittedLayer:
 
         Args:
             args: The positional arguments of the layer: arrays of one library and on one device, also in
-                tuples, lists, dictionaries, masks and biases; lists of integers in masks are inputs of the
-                graph, too. Numbers, text, None and dtypes are part of the signature. Pass the `key` and `value`
-                of a `KVCache`, and make the cache in the layer. NumPy arrays and tensors of torch on the CPU
-                are not copied if they are contiguous. JAX, MLX and array-api-strict work too.
+                tuples, lists, dictionaries, masks and biases. Numbers, text, None and dtypes are part of the
+                signature. Pass the `key` and `value` of a `KVCache`, and make the cache in the layer. NumPy
+                arrays and tensors of torch on the CPU are not copied if they are contiguous.
             keywords: The keyword arguments of the layer.
 
         Returns:

@@ -81,12 +81,12 @@ def verify(
         engine: What runs the model: "onnxruntime", "openvino" (in float32), or "reference", ONNX's own
             evaluator in NumPy, which computes what the standard says and is slow.
         seed: The seed of the random inputs and lengths, to repeat the runs of a report, which names it.
-        attn_mask: The mask that the model was exported with. Pass it if it contains a `from_function` or
-            a class of your own, which cannot be written to the metadata.
-        bias: The bias that the model was exported with, likewise.
+        attn_mask: The mask that the model was exported with, if it contains a `from_function` or a class of
+            your own, which cannot be written to the metadata.
+        bias: The bias, likewise.
         thorough: If True, try many more lengths, scores and rows, which takes minutes.
-        watch: A function to show the progress, called after each run with the numbers of runs so far and of all
-            runs, and the lengths and the provider of the run.
+        watch: A function that is called after each run with the numbers of runs so far and of all runs, and
+            the lengths and the provider of the run.
         timeout: The most seconds for all runs together. The model runs in a process of its own, which ends at a
             limit, or with Ctrl-C.
         memory: The most bytes that the model may take there, not on a GPU: by default 8 GiB and four times the
@@ -95,8 +95,7 @@ def verify(
         record: Whether to write the verdict into the metadata of `model` or its file.
 
     Returns:
-        A report, with the error and the bound of each output of each run, the provider that each node ran on,
-            and what was not tested.
+        The report.
 
     Raises:
         TypeError: An argument has a wrong type.
@@ -204,9 +203,8 @@ def verify_layer(
         golden: A file to write if the model agrees, with the inputs of these runs and the results of the layer,
             of up to 16 MiB each. `sdpa-xp verify --golden` repeats them where the layer's code is not.
         overwrite: Whether an existing file `golden` may be replaced.
-        keywords: The keyword arguments of the layer, as for `to_onnx`. A `TensorSpec` in them, also within a
-            mask or a bias, stands for the input of that name. If an argument of the layer has the same name as
-            an argument of `verify_layer`, use `functools.partial`.
+        keywords: The keyword arguments of the layer, as for `to_onnx`. If one has the name of an argument of
+            `verify_layer`, use `functools.partial`.
 
     Returns:
         A report, as of `verify`.

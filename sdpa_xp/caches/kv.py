@@ -47,9 +47,9 @@ class KVCache(Cache[A]):
         rotary: A `positional.Rotary` or `positional.RotaryTables`, which rotates the keys of the prompt, keys
             when they are appended, and queries when they attend, each by its position.
         rotated: Whether `key` is rotated already, such as the `key` of another cache with a rotary.
-        first_position: The position of the first token in its sequence, not 0 if tokens are missing in front of
-            it: one, or one for each batch entry, as a list or an integer array that broadcasts to (...). -p for
-            a text with p tokens of padding on its left.
+        first_position: The position of the first token, not 0 if tokens are missing in front of it: one, or one
+            for each batch entry, as a list or an integer array that broadcasts to (...). -p for a text with p
+            tokens of padding on its left.
         positions: The position of each token, if they do not follow one another: S integers, or an integer
             array (..., S), such as the `positions` of another cache.
 
