@@ -178,6 +178,7 @@ WORDS = {
     "reference/caches/#sdpa_xp.PagedKVCache": "paged pagedattention",
     "reference/caches/#sdpa_xp.varlen_attention": "varlen ragged jagged cu_seqlens",
     "reference/command-line/": "cli command line terminal",
+    "reference/command-line/#export": "such option options",
     "reference/command-line/#exit-codes": "exit code codes",
     "reference/contract/#inputs-and-outputs": "subclass subclasses memmap masked array broadcast",
     "reference/contract/#masks-and-scores": "order",
