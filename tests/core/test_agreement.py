@@ -82,6 +82,7 @@ def test_heads_behind_the_length(library: Library, rng: np.random.Generator, sha
     assert_call_agrees(library, draw(rng, SHAPES[shapes]), RULES["all"], layout="...LHE")
 
 
+@pytest.mark.rule("R4")
 @pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_is_float32_rounded_once(library: Library, rng: np.random.Generator, dtype: str) -> None:

@@ -36,6 +36,7 @@ def weigh(library: Library, call: dict[str, np.ndarray], **rules: Any) -> np.nda
     return library.get(library.call(attention_weights, call["query"], call["key"], **rules))
 
 
+@pytest.mark.rule("R22")
 def test_weights_are_dropped_and_the_others_scaled(library: Library, call: dict[str, np.ndarray]) -> None:
     plain, dropped = weigh(library, call), weigh(library, call, dropout_p=0.25, rng=generator(library))
     kept = dropped != 0
@@ -68,6 +69,7 @@ def test_same_state_same_result(library: Library, call: dict[str, np.ndarray]) -
     assert np.mean(first != other) > 0.9
 
 
+@pytest.mark.rule("R8")
 def test_a_generator_moves_on(library: Library, call: dict[str, np.ndarray]) -> None:
     """But a key of JAX or MLX, which has no state."""
     rng = generator(library)
@@ -75,6 +77,7 @@ def test_a_generator_moves_on(library: Library, call: dict[str, np.ndarray]) -> 
     assert np.array_equal(first, second) == library.name.startswith(("jax", "mlx"))
 
 
+@pytest.mark.rule("R22")
 def test_log_sum_exp_is_not_touched(library: Library, call: dict[str, np.ndarray]) -> None:
     plain = library.call(attention_state, **call)
     dropped = library.call(attention_state, **call, dropout_p=0.5, rng=generator(library))

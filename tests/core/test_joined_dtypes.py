@@ -37,6 +37,7 @@ def call(query: Any, name: str, dtype: Any) -> Any:
     return scaled_dot_product_attention(x, x, x, **rules(np.full(shape, 2, dtype)))
 
 
+@pytest.mark.rule("R12")
 @pytest.mark.parametrize("name", JOINED)
 @pytest.mark.parametrize(
     ("query", "fits"),
@@ -60,6 +61,7 @@ def drawn(library: Library, name: str, dtypes: tuple[Any, Any], rng: np.random.G
     return [*inputs, rng.standard_normal(JOINED[name][0]).astype(narrow)]
 
 
+@pytest.mark.rule("R12")
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("implementation", [None, "xp"])
 @pytest.mark.parametrize("dtypes", NARROWER.values(), ids=NARROWER)
@@ -78,6 +80,7 @@ def test_promotion_is_exact(
     np.testing.assert_array_equal(*outputs)
 
 
+@pytest.mark.rule("R12")
 @pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtypes", NARROWER.values(), ids=NARROWER)

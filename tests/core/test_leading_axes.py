@@ -42,6 +42,7 @@ def chosen(names: tuple[str, ...]) -> list[frozenset[str]]:
     return [subset for subset in subsets if not subset or subset & {"query", "key", "value"}]
 
 
+@pytest.mark.rule("R1")
 @pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("joined", [(), ("attn_mask",), ("attn_mask", "scale"), ("bias", "sinks")], ids=str)
 @pytest.mark.slow

@@ -85,6 +85,7 @@ def test_views_strides_and_order(library: Library, rng: np.random.Generator) -> 
     np.testing.assert_allclose(library.get(scaled_dot_product_attention(one, one, one)), 1, rtol=1e-6)
 
 
+@pytest.mark.rule("R8")
 @pytest.mark.leaves_out("torch-cuda-rules")
 def test_many_threads_at_once(library: Library, rng: np.random.Generator) -> None:
     if library.lazy or library.name.startswith("strict"):
@@ -124,6 +125,7 @@ def test_half_biases_are_added_in_float32(library: Library, rng: np.random.Gener
     np.testing.assert_allclose(output, attend(library, q, k, v), rtol=0, atol=2**-6)
 
 
+@pytest.mark.rule("R18")
 @pytest.mark.parametrize("other", [math.inf, math.nan, 1.0])
 def test_a_bias_that_masks_does_so_whatever_the_other_is(
     library: Library, rng: np.random.Generator, other: float
@@ -197,6 +199,7 @@ def assert_as_reference(library: Library, arrays: list[np.ndarray], what: str, *
     np.testing.assert_allclose(result[finite], expected[finite], rtol=0, atol=0.05, err_msg=what)
 
 
+@pytest.mark.rule("R24", "R25")
 @pytest.mark.sampled(3)
 @pytest.mark.leaves_out("jax-debug")
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -224,6 +227,7 @@ def test_a_row_that_may_attend_only_the_last_key(library: Library, keys: int, na
         assert_as_reference(library, arrays, name, attn_mask=attn_mask)
 
 
+@pytest.mark.rule("R25")
 @pytest.mark.leaves_out("jax-debug")
 def test_finite_inputs_whose_scores_overflow(library: Library) -> None:
     """inf - inf within one product is NaN, though no input is: the row is NaN."""

@@ -25,6 +25,7 @@ WRONG: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.rule("R7")
 @pytest.mark.parametrize("rules", WRONG.values(), ids=WRONG)
 def test_nothing_is_computed_before_the_checks(rules: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """What a function of the caller returns is seen when it is called; all else before any work."""
@@ -44,6 +45,7 @@ WRONG_DERIVATIVES: dict[str, Any] = {
 }
 
 
+@pytest.mark.rule("R7")
 @pytest.mark.parametrize("call", WRONG_DERIVATIVES.values(), ids=WRONG_DERIVATIVES)
 def test_nothing_is_drawn_before_the_checks(call: Any) -> None:
     rng = np.random.default_rng(0)

@@ -30,6 +30,7 @@ def weights(library: Library, *args: np.ndarray, **rules: Any) -> np.ndarray:
     return library.get(library.call(attention_weights, *args, **rules))
 
 
+@pytest.mark.rule("R1")
 def test_2d_is_one_head_without_batch(library: Library, rng: np.random.Generator) -> None:
     q, k, v = draw(rng, (3, 4), (5, 4), (5, 2))
     flat = attend(library, q, k, v)
@@ -39,6 +40,7 @@ def test_2d_is_one_head_without_batch(library: Library, rng: np.random.Generator
     np.testing.assert_array_equal(flat, headed[0])
 
 
+@pytest.mark.rule("R3")
 def test_query_head_h_reads_key_head_h_div_group(library: Library, rng: np.random.Generator) -> None:
     q, k, v = draw(rng, (6, 3, 4), (2, 5, 4), (2, 5, 4))
     marked = np.stack([np.full((5, 1), 10, F), np.full((5, 1), 20, F)])
@@ -47,6 +49,7 @@ def test_query_head_h_reads_key_head_h_div_group(library: Library, rng: np.rando
     np.testing.assert_allclose(attend(library, q, k, v), attend(library, q, *repeated), rtol=0, atol=1e-6)
 
 
+@pytest.mark.rule("R11")
 def test_floating_mask_is_added(library: Library, rng: np.random.Generator) -> None:
     q, k, v, added = draw(rng, (2, 3, 4), (2, 5, 4), (2, 5, 4), (3, 5))
     as_mask = attend(library, q, k, v, attn_mask=added)
@@ -55,6 +58,7 @@ def test_floating_mask_is_added(library: Library, rng: np.random.Generator) -> N
     assert not np.allclose(as_mask, attend(library, q, k, v), atol=1e-3)
 
 
+@pytest.mark.rule("R13")
 @pytest.mark.parametrize(
     "shape", [(2, 4, 3, 5), (1, 4, 3, 5), (2, 1, 1, 5), (4, 1, 5), (3, 5), (3, 1), (5,), (1,), ()]
 )
@@ -83,12 +87,14 @@ WEIGHTS: dict[str, tuple[dict[str, Any], list[list[float]]]] = {
 }
 
 
+@pytest.mark.rule("R10", "R14", "R24")
 @pytest.mark.parametrize(("rules", "expected"), WEIGHTS.values(), ids=WEIGHTS)
 def test_weights_of_equal_scores(library: Library, rules: dict[str, Any], expected: list[list[float]]) -> None:
     q, k = np.zeros((len(expected), 2), F), np.ones((len(expected[0]), 2), F)
     np.testing.assert_array_equal(weights(library, q, k, **rules), expected)
 
 
+@pytest.mark.rule("R17")
 def test_order_is_scale_softcap_bias_mask(library: Library) -> None:
     """Scores 2 * (3, 6), capped at 4, plus (1, 0), with the third key masked."""
     q, k = np.asarray([[1.0]], F), np.asarray([[3.0], [6.0], [99.0]], F)
@@ -99,6 +105,7 @@ def test_order_is_scale_softcap_bias_mask(library: Library) -> None:
     np.testing.assert_allclose(w[0], [*expected, 0], rtol=1e-6)
 
 
+@pytest.mark.rule("R23")
 @pytest.mark.parametrize("how", ["boolean", "bias", "floating mask", "causal and mask"])
 def test_row_without_a_key(library: Library, rng: np.random.Generator, how: str) -> None:
     """Output 0, weights 0, lse -inf, never NaN; the other rows are as without it."""
@@ -126,6 +133,7 @@ def test_row_without_a_key(library: Library, rng: np.random.Generator, how: str)
 NONFINITE = [math.nan, math.inf, -math.inf]
 
 
+@pytest.mark.rule("R26")
 @pytest.mark.parametrize("bad", NONFINITE)
 @pytest.mark.parametrize("where", ["key", "value", "both"])
 def test_padding_may_hold_anything(library: Library, rng: np.random.Generator, bad: float, where: str) -> None:
@@ -139,6 +147,7 @@ def test_padding_may_hold_anything(library: Library, rng: np.random.Generator, b
     np.testing.assert_allclose(attend(library, q, k, v, attn_mask=mask), clean, rtol=0, atol=1e-6)
 
 
+@pytest.mark.rule("R26")
 @pytest.mark.leaves_out("jax-debug")
 @pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("bad", NONFINITE)
@@ -176,6 +185,7 @@ def test_nonfinite_shows_in_exactly_the_rows_that_attend_it(
         np.testing.assert_array_equal(weights(library, q, k, **rules)[0, 2, 3:], 0)
 
 
+@pytest.mark.rule("R26")
 def test_nonfinite_of_one_head_stays_in_its_group(library: Library, rng: np.random.Generator) -> None:
     q, k, v = draw(rng, (4, 3, 8), (2, 5, 8), (2, 5, 8))
     mask = np.ones((4, 3, 5), bool)
@@ -185,6 +195,7 @@ def test_nonfinite_of_one_head_stays_in_its_group(library: Library, rng: np.rand
     np.testing.assert_allclose(attend(library, q, k, v, attn_mask=mask), clean, rtol=0, atol=1e-6)
 
 
+@pytest.mark.rule("R23")
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("mask", [None, masks.causal(-9), masks.padding([0]), "an array"])
 @pytest.mark.needs("torch")
@@ -224,6 +235,7 @@ def test_each_result_without_pairs_has_gradients_of_0(mask: Any, dtype: str) -> 
         assert not scaled_dot_product_attention(x, keys, keys, mask).requires_grad
 
 
+@pytest.mark.rule("R23")
 @pytest.mark.leaves_out("jax-debug")
 @pytest.mark.sampled(0, on="EAGER_JAX")
 def test_nan_query_is_not_an_empty_row(library: Library, rng: np.random.Generator) -> None:
@@ -235,6 +247,7 @@ def test_nan_query_is_not_an_empty_row(library: Library, rng: np.random.Generato
     assert np.all(np.isfinite(library.get(state.output)[[0, 2]]))
 
 
+@pytest.mark.rule("R26")
 @pytest.mark.leaves_out("jax-debug")
 @pytest.mark.sampled(0, on="EAGER_JAX")
 def test_nan_bias_is_attended(library: Library, rng: np.random.Generator) -> None:
@@ -245,6 +258,7 @@ def test_nan_bias_is_attended(library: Library, rng: np.random.Generator) -> Non
     assert np.all(np.isfinite(output[1]))
 
 
+@pytest.mark.rule("R19", "R20")
 @pytest.mark.parametrize(
     "rules", [{"scale": 0.25}, {"softcap": None}, {"softcap": 0}, {"softcap": 0.0}, {"softcap": 1e30}], ids=str
 )
@@ -256,12 +270,14 @@ def test_scale_is_one_over_the_root_of_the_width_and_softcap_off(
     np.testing.assert_allclose(attend(library, *arrays, **rules), attend(library, *arrays), rtol=0, atol=atol)
 
 
+@pytest.mark.rule("R5")
 @pytest.mark.sampled(0, on="EAGER_JAX")
 def test_lse_is_the_natural_logarithm(library: Library) -> None:
     state = library.call(attention_state, np.zeros((1, 2), F), np.ones((7, 2), F), np.ones((7, 1), F))
     np.testing.assert_allclose(library.get(state.lse), [math.log(7)], rtol=1e-6)
 
 
+@pytest.mark.rule("R6")
 @pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize(
     ("query", "key", "value"),
@@ -294,6 +310,7 @@ def test_empty_axes(
     assert w.shape == (*query[:-1], key[-2])
 
 
+@pytest.mark.rule("R8")
 @pytest.mark.leaves_out("jax-debug")
 @pytest.mark.sampled(0, on="EAGER_JAX")
 def test_inputs_are_not_written(library: Library, rng: np.random.Generator) -> None:
@@ -306,6 +323,7 @@ def test_inputs_are_not_written(library: Library, rng: np.random.Generator) -> N
         np.testing.assert_array_equal(x, library.get(kept))
 
 
+@pytest.mark.rule("R8")
 def test_the_same_result_every_time(library: Library, rng: np.random.Generator) -> None:
     args = draw(rng, (2, 4, 30, 8), (2, 2, 50, 8), (2, 2, 50, 8))
     first = attend(library, *args, is_causal=True)
@@ -313,6 +331,7 @@ def test_the_same_result_every_time(library: Library, rng: np.random.Generator) 
         np.testing.assert_array_equal(attend(library, *args, is_causal=True), first)
 
 
+@pytest.mark.rule("R8")
 @pytest.mark.leaves_out("torch-inference", "cupy-rules-device1")
 def test_result_may_be_written(library: Library) -> None:
     """It is no view of an input and no broadcast view."""
@@ -329,6 +348,7 @@ def test_result_may_be_written(library: Library) -> None:
             pairs += 1.0  # which torch refuses for elements that share memory
 
 
+@pytest.mark.rule("R8")
 def test_no_two_gradients_share_memory(library: Library) -> None:
     """Of two biases of one shape they are equal numbers."""
     q, zeros = np.ones((5, 4), F), [library.put(np.zeros((5, 5), F)) for _ in range(2)]
@@ -343,6 +363,7 @@ def test_no_two_gradients_share_memory(library: Library) -> None:
         assert not np.shares_memory(first, second)
 
 
+@pytest.mark.rule("R19")
 def test_scalars_of_numpy_are_numbers(library: Library, rng: np.random.Generator) -> None:
     """For arrays of any library: no array, whose library would have to be the query's."""
     q, k, v = draw(rng, (3, 4), (5, 4), (5, 2))

@@ -45,6 +45,7 @@ def test_the_reference_takes_a_sink_as_a_key_without_value(call: Call) -> None:
         np.testing.assert_allclose(result, expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.rule("R21")
 @pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("sinks", [SINKS, np.stack([SINKS, -SINKS]), np.full(4, 1.5, F)[0]], ids=np.ndim)
@@ -56,6 +57,7 @@ def test_sinks(library: Library, call: Call, sinks: Any, rules: Any) -> None:
     assert_call_agrees(library, call, rules | {"sinks": sinks}, rules | meaning)
 
 
+@pytest.mark.rule("R21")
 def test_row_with_only_its_sink_is_0(library: Library, call: Call) -> None:
     state = library.call(attention_state, **call, sinks=SINKS)
     np.testing.assert_array_equal(library.get(state.output)[:, :, 1], 0)

@@ -19,6 +19,7 @@ def call(rng: np.random.Generator) -> dict[str, np.ndarray]:
     return {name: (10 * rng.standard_normal(shape)).astype(F) for name, shape in shapes.items()}
 
 
+@pytest.mark.rule("R4")
 @pytest.mark.sampled(0, on="EAGER_JAX")
 def test_float64_is_float64_rounded_once(library: Library, call: dict[str, np.ndarray]) -> None:
     library.needs("float64")

@@ -37,6 +37,7 @@ def test_any_split_merges_to_the_whole(library: Library, rng: np.random.Generato
     assert merged.output.dtype == states[0].output.dtype
 
 
+@pytest.mark.rule("R5")
 @pytest.mark.sampled(0, on="EAGER_JAX")
 def test_base_2_in_and_out(library: Library, rng: np.random.Generator) -> None:
     """As FlashInfer has it: 2^lse is the sum of exp(score); -inf stays, and the outputs are the same."""

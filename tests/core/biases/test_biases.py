@@ -116,6 +116,7 @@ def grouped(rng: np.random.Generator) -> list[np.ndarray]:
     return draw(rng, *shapes)
 
 
+@pytest.mark.rule("R16")
 @pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -262,6 +263,7 @@ def test_a_later_function_does_not_unmask(library: Library) -> None:
     np.testing.assert_array_equal(weights(library, bias), [0.5, 0, 0.5])
 
 
+@pytest.mark.rule("R18")
 def test_biases_are_applied_from_left_to_right(library: Library) -> None:
     double = biases.from_function(lambda s, *_: s * 2)
     added = np.asarray([0.5, 0.0, -1.0], F)

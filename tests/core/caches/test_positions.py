@@ -232,6 +232,7 @@ class Paged(Run):
         return counts, counts
 
 
+@pytest.mark.rule("R15")
 @pytest.mark.slow
 @pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.usefixtures("small_tiles")

@@ -155,6 +155,7 @@ def inputs() -> np.ndarray:
     return np.random.default_rng(3).standard_normal((3, 2, 4, 7, 8))
 
 
+@pytest.mark.rule("R2")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("feature", FEATURES)
 def test_no_more_is_needed(feature: str, dtype: str, inputs: np.ndarray, monkeypatch: Any) -> None:

@@ -102,6 +102,7 @@ def _gradients(wrap: Wrap, n: int) -> list[Any]:
     return [output, *pullback(wrap(random(2, n, 4))).values()]
 
 
+@pytest.mark.rule("R2")
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 @pytest.mark.parametrize("length", [4, 3000])
 def test_a_plain_subclass_is_an_array(call: Any, length: int, tmp_path: Path) -> None:
@@ -120,6 +121,7 @@ def test_a_plain_subclass_is_an_array(call: Any, length: int, tmp_path: Path) ->
             np.testing.assert_array_equal(result, plain)
 
 
+@pytest.mark.rule("R2")
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 @pytest.mark.parametrize("kind", [ByUfunc, ByFunction])
 def test_a_subclass_that_changes_operations_is_refused(call: Any, kind: type[np.ndarray]) -> None:

@@ -124,6 +124,7 @@ def grouped(rng: np.random.Generator) -> list[np.ndarray]:
     return draw(rng, (2, 4, 7, 8), (2, 2, 11, 8), (2, 2, 11, 5))
 
 
+@pytest.mark.rule("R16")
 @pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -140,6 +141,7 @@ def test_to_array(library: Library, case: Case) -> None:
     np.testing.assert_array_equal(library.get(part), whole(case.allowed)[..., 1:3, :])
 
 
+@pytest.mark.rule("R16")
 @pytest.mark.sampled(1)
 @pytest.mark.usefixtures("tiles")
 @pytest.mark.parametrize("name", CASES)

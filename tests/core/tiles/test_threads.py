@@ -52,6 +52,7 @@ def call(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
     return tuple(rng.standard_normal((2, 4, 600, 16)).astype(np.float32) for _ in range(3))
 
 
+@pytest.mark.rule("R9")
 def test_each_task_is_done_once_and_blas_has_one_thread_meanwhile() -> None:
     done: Counter[int] = Counter()
     idents, blas_threads = set(), set()

@@ -1,0 +1,46 @@
+"""Each rule of the contract has a test that names it, and the marked tests name rules that are there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+RULES = re.findall(
+    r'^\| <a id="r(\d+)"></a>R(\d+) \|', (ROOT / "docs/reference/contract.md").read_text(), re.MULTILINE
+)
+NAMED = ("README.md", "docs/reference/errors.md", "docs/how-to/port.md")
+"""Pages that name rules."""
+
+
+def marked(path: Path) -> dict[str, set[str]]:
+    """Return the rules that each test of a file is marked with."""
+    found: dict[str, set[str]] = {}
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            calls = [mark for mark in node.decorator_list if isinstance(mark, ast.Call)]
+            of_rules = [mark for mark in calls if ast.unparse(mark.func) == "pytest.mark.rule"]
+            found[node.name] = {ast.literal_eval(argument) for mark in of_rules for argument in mark.args}
+    return found
+
+
+def test_rules_are_numbered_in_their_order() -> None:
+    assert [(int(anchor), int(name)) for anchor, name in RULES] == [(n, n) for n in range(1, len(RULES) + 1)]
+
+
+def test_each_rule_has_a_test_and_each_mark_a_rule() -> None:
+    tests = [rules for path in (ROOT / "tests").rglob("test_*.py") for rules in marked(path).values()]
+    assert set().union(*tests) == {f"R{name}" for _, name in RULES}
+
+
+def test_each_test_of_the_semantics_holds_a_rule() -> None:
+    without = [name for name, rules in marked(ROOT / "tests/core/test_semantics.py").items() if not rules]
+    assert without == []
+
+
+def test_pages_name_rules_that_are_there() -> None:
+    for page in NAMED:
+        named = set(re.findall(r"\bR(\d+)\b", (ROOT / page).read_text()))
+        assert named
+        assert named <= {name for _, name in RULES}
