@@ -45,10 +45,17 @@ def short_settings(call: ExportCall) -> list[Case]:
     return [Case(lengths, size) for size in (1.0, LARGE) for lengths in small]
 
 
-def assert_right(model: onnx.ModelProto, *, seed: int = 0, session: Any = None, **functions: Any) -> None:
+def assert_right(
+    model: onnx.ModelProto,
+    *,
+    seed: int = 0,
+    session: Any = None,
+    engine_name: str = "onnxruntime",
+    **functions: Any,
+) -> None:
     """Run a model on the CPU at three lengths, with scores of ordinary size and with large ones.
 
-    `functions` are the mask and the bias that its metadata cannot hold. A session of the model may be open.
+    `functions` are the mask and the bias that its metadata cannot hold. A session of onnxruntime may be open.
     """
     call = stated_call(model, functions)
     check_interface(model, call)
@@ -61,7 +68,7 @@ def assert_right(model: onnx.ModelProto, *, seed: int = 0, session: Any = None, 
     KEPT[key] = drawn
     if len(KEPT) > MOST_KEPT:
         del KEPT[next(iter(KEPT))]
-    session = open_session(model, PROVIDERS["cpu"]) if session is None else opened(session)
+    session = session_in(engine_name, model, PROVIDERS["cpu"]) if session is None else opened(session)
     compared = [trial.compared(run_session(session, trial.inputs)) for trial in drawn]
     for name, agreements in judge_outputs(compared, computed_in).items():
         for trial, agreement in zip(drawn, agreements, strict=True):
@@ -74,6 +81,13 @@ def agreed(report: Any) -> Any:
     """The report of a model that agrees."""
     assert report.agrees, str(report)
     return report
+
+
+def session_in(engine_name: str, model: onnx.ModelProto, provider: str) -> Any:
+    """A session of the model in onnxruntime or in another engine."""
+    if engine_name not in READERS:
+        return open_session(model, provider)
+    return READERS[engine_name](model.SerializeToString(), [output.name for output in model.graph.output])
 
 
 def opened(inner: Any) -> Any:
@@ -109,8 +123,7 @@ class UntimedRuntime:
 
     @contextmanager
     def session(self, model: Any, provider: str) -> Iterator[UntimedSession]:
-        names, reader = [output.name for output in model.graph.output], self.reader
-        session = reader(model.SerializeToString(), names) if reader else open_session(model, provider)
+        session = session_in(self.engine, model, provider)
         yield UntimedSession(partial(run_session, session), session.math_mode)
 
 

@@ -1,4 +1,7 @@
-"""Windows in opset 25: attributes of ai.onnx Attention, where the operator says what the mask says."""
+"""Windows in opset 25: attributes of ai.onnx Attention, where the operator says what the mask says.
+
+ONNX's evaluator runs them at short lengths, as it is slow; test_newest_opset.py has graphs in onnxruntime 1.32.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,10 @@ import onnx
 import pytest
 from internals import metadata_of
 from onnx import helper
-from short_runs import leave_out_long_runs, run_each_model_once
+from short_runs import assert_right
 
 from sdpa_xp import biases, masks, scaled_dot_product_attention
-from sdpa_xp_export import TensorSpec, export_attention, to_onnx, verify
+from sdpa_xp_export import TensorSpec, export_attention, to_onnx
 
 NEWEST = "onnxruntime>=1.32;cpu"
 WINDOW = masks.sliding_window(2, 1)
@@ -20,13 +23,6 @@ LENGTHS = TensorSpec("int64", ("B",))
 CACHE = {f"past_{name}": TensorSpec("float32", ("B", 4, "P", 8)) for name in ("key", "value")}
 PADDED = CACHE | {"past_lengths": LENGTHS}
 X, Y = (TensorSpec("float32", ("B", 4, length, 8)) for length in "LS")
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ONNX's evaluator is slow; test_newest_opset.py runs graphs in onnxruntime 1.32."""
-    run_each_model_once(monkeypatch)
-    leave_out_long_runs(monkeypatch)
 
 
 def exported(
@@ -66,7 +62,7 @@ def test_a_window_is_one_node(mask: Any, attributes: Any, cache: dict[str, Tenso
     model = exported(attn_mask=mask, **cache)
     assert [node.op_type for node in model.graph.node] == ["Attention"]
     assert stated(model) == attributes
-    assert verify(model, engine="reference", seed=0).agrees
+    assert_right(model, engine_name="reference")
 
 
 @pytest.mark.parametrize(
@@ -88,7 +84,7 @@ def test_what_the_operator_does_not_say_is_its_mask(key: TensorSpec, rules: Any,
     """A window without the query's own key, one for each batch entry, and a cache with more than windows."""
     model = exported(key, **rules)
     assert stated(model) == attributes
-    assert verify(model, engine="reference", seed=0).agrees
+    assert_right(model, engine_name="reference")
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -96,7 +92,7 @@ def test_half_precision_is_computed_in_float32(dtype: str) -> None:
     """ONNX's function rounds the scores and the weights to the dtype of the node."""
     model = exported(TensorSpec(dtype, ("B", 4, "L", 8)), attn_mask=WINDOW)
     assert [node.op_type for node in model.graph.node] == ["Cast"] * 3 + ["Attention", "Cast"]
-    assert verify(model, engine="reference", seed=0).agrees
+    assert_right(model, engine_name="reference")
 
 
 def test_a_nan_in_a_key_that_no_window_holds_reaches_no_row() -> None:
