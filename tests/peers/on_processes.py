@@ -1,6 +1,6 @@
-"""Tensors of torch that lie on two processes: `python on_processes.py RANK FILE`, where the processes meet.
+"""Tensors of torch that lie on two processes: `python on_processes.py FILE`, where the processes meet.
 
-test_torch_distributed.py starts both, since torch's groups of processes stay in a process that has joined one.
+test_torch_distributed.py starts it, since torch's groups of processes stay in a process that has joined one.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 
 import torch
+import torch._dynamo  # which the first tensor on two processes imports
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -67,4 +68,5 @@ def work(rank: int, path: str) -> None:
 
 
 if __name__ == "__main__":
-    work(int(sys.argv[1]), sys.argv[2])
+    # To import all this takes longer than the work, so the processes are forks of this one.
+    torch.multiprocessing.start_processes(work, (sys.argv[1],), nprocs=2, start_method="fork")
