@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ MOST = {
 """Operations of the call, of its gradients by JAX, and of those by the library; none to be raised.
 
 A long causal call has four loops, and its gradients by the library four more."""
+KINDS = ("call", "gradients by JAX", "gradients by the library")
 TASKS = {"plain": 4, "causal": 4, "padding": 4, "slopes": 5, "softcap": 4}
 """Tasks of Dask's graph for one block, likewise: two inputs, a state, the output, and the slopes."""
 
@@ -57,14 +59,6 @@ def operations(program: Any) -> Iterator[Any]:
                     yield from operations(inner)
 
 
-def counted(function: Callable[..., Any], length: int) -> Counter[str]:
-    import jax
-
-    query, shared = (jax.ShapeDtypeStruct((2, heads, length, 16), np.float32) for heads in (4, 2))
-    program = jax.make_jaxpr(function)(query, shared, shared)
-    return Counter(operation.primitive.name for operation in operations(program.jaxpr))
-
-
 @pytest.fixture
 def _of_jax(library: Library) -> Iterator[None]:
     if library.name != "jax":
@@ -73,8 +67,9 @@ def _of_jax(library: Library) -> Iterator[None]:
         yield
 
 
-def functions(name: str) -> tuple[Callable[..., Any], ...]:
-    """The call, its gradients by JAX, and those by the library."""
+@cache
+def counted(name: str, kind: str, length: int) -> Counter[str]:
+    """Of the call, of its gradients by JAX, or of those by the library; several tests ask about one program."""
     import jax
 
     def call(*inputs: Any) -> Any:
@@ -84,7 +79,11 @@ def functions(name: str) -> tuple[Callable[..., Any], ...]:
         output, pullback = vjp(*inputs, **RULES[name])
         return pullback(output)
 
-    return call, jax.grad(lambda *inputs: call(*inputs).sum(), argnums=(0, 1, 2)), pulled
+    derived = jax.grad(lambda *inputs: call(*inputs).sum(), argnums=(0, 1, 2))
+    function = dict(zip(KINDS, (call, derived, pulled), strict=True))[kind]
+    query, shared = (jax.ShapeDtypeStruct((2, heads, length, 16), np.float32) for heads in (4, 2))
+    program = jax.make_jaxpr(function)(query, shared, shared)
+    return Counter(operation.primitive.name for operation in operations(program.jaxpr))
 
 
 @pytest.mark.usefixtures("_of_jax")
@@ -92,7 +91,7 @@ def functions(name: str) -> tuple[Callable[..., Any], ...]:
 @pytest.mark.parametrize("name", RULES)
 def test_two_products_and_one_exponential(name: str, length: int) -> None:
     """In one loop where the call is long, and else in none; a long causal call has a loop for each band."""
-    count = counted(functions(name)[0], length)
+    count = counted(name, KINDS[0], length)
     loops = 0 if length <= 300 else MOST_BANDS if name == "causal" else 1
     assert count["dot_general"] == 2 * max(1, loops)
     assert count["exp"] == max(1, loops)
@@ -150,18 +149,17 @@ def test_products_of_gradients(name: str) -> None:
     What a mask may hide is looked at for NaN, which takes three products more.
     """
     for length, by_jax in ((8, 6), (4096, 8 * MOST_BANDS if name == "causal" else 8)):
-        _, derived, pulled = functions(name)
-        assert counted(derived, length)["dot_general"] == by_jax
+        assert counted(name, KINDS[1], length)["dot_general"] == by_jax
         bands = MOST_BANDS if (name, length) == ("causal", 4096) else 1
         # The loops of a long call read no padding.
         masked = 3 if (name, length) in (("causal", 8), ("causal", 4096), ("padding", 8)) else 0
-        assert counted(pulled, length)["dot_general"] == bands * (2 + 5 + masked)
+        assert counted(name, KINDS[2], length)["dot_general"] == bands * (2 + 5 + masked)
 
 
 @pytest.mark.usefixtures("_of_jax")
 @pytest.mark.parametrize(("name", "length"), MOST)
 def test_operations(name: str, length: int) -> None:
-    counts = tuple(sum(counted(function, length).values()) for function in functions(name))
+    counts = tuple(sum(counted(name, kind, length).values()) for kind in KINDS)
     assert all(count <= most for count, most in zip(counts, MOST[name, length], strict=True)), counts
 
 
