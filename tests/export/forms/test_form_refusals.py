@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from internals import OPTIONS, FormName, Runtime, checked_call, metadata_of
+from internals import OPTIONS, ExportCall, FormName, Runtime, checked_call, metadata_of
 from refusals.transcript import HERE, answers
 from short_runs import assert_right
 
@@ -108,22 +109,26 @@ def test_taken(form: str, arguments: dict[str, Any]) -> None:
     assert metadata_of(model)["sdpa_xp.form"] == form
 
 
+@cache
+def joined_calls() -> list[ExportCall]:
+    """The calls of each two of these together, where they are a call."""
+    options = [arguments for calls in TAKEN.values() for arguments in calls] + refused_calls()
+    calls = []
+    for one, other in product(options, options):
+        with suppress(TypeError, ValueError):
+            arguments = {name: value for name, value in (one | other).items() if name in OPTIONS}
+            calls.append(checked_call("test", **arguments))
+    return calls
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", FORMS)
 def test_what_no_release_changes_is_said_first(form: FormName) -> None:
     """On every release the words of the newest one, if it refuses the call."""
-    options = [arguments for calls in TAKEN.values() for arguments in calls]
-    options += refused_calls()
+    runtimes = [Runtime((1, minor), "cpu") for minor in (31, 28, 24, 23)]
     refusals = 0
-    for one, other in product(options, options):
-        arguments = {name: value for name, value in (one | other).items() if name in OPTIONS}
-        try:
-            call = checked_call("test", **arguments)
-        except (TypeError, ValueError):
-            continue  # no call
-        newest, *older = (
-            unsupported_reason(form, call, Runtime((1, minor), "cpu")) for minor in (31, 28, 24, 23)
-        )
+    for call in joined_calls():
+        newest, *older = (unsupported_reason(form, call, runtime) for runtime in runtimes)
         if newest is not None:
             assert {newest} == {*older}
             refusals += 1
