@@ -132,6 +132,7 @@ def test_a_limit_of_memory_of_a_verification() -> None:
         verify(export_attention(long, long, long), memory=10**6)
 
 
+@pytest.mark.usefixtures("short_verify")
 def test_a_limit_of_memory_of_a_layer() -> None:
     def layer(x: Any) -> Any:
         return scaled_dot_product_attention(x, x, x, masks.sliding_window(1000, 0))
