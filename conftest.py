@@ -10,9 +10,11 @@ from __future__ import annotations
 import functools
 import os
 import pickle
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -91,6 +93,18 @@ def _chosen_libraries(config: pytest.Config) -> list[str] | None:
     return [name for name in FAST if installed(LIBRARIES[name][0])] if config.getoption("--fast") else None
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out a file whose mark names libraries that were not asked for: to import these takes seconds."""
+    chosen = _chosen_libraries(config)
+    if chosen is None or collection_path.suffix != ".py":
+        return None
+    mark = re.search(
+        r"^pytestmark = \[?\s*pytest\.mark\.needs\((.*?)\)", collection_path.read_text(), re.MULTILINE
+    )
+    needed = {*re.findall(r"\w+", mark[1])} if mark else set()
+    return True if needed and not _is_named(needed, chosen) else None
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "library" in metafunc.fixturenames:
         chosen = _chosen_libraries(metafunc.config)
@@ -153,6 +167,11 @@ def _is_asked(item: pytest.Item, needed: set[str], chosen: list[str] | None) -> 
         return _library(item) not in left_out
     if chosen is None:
         return True
+    return _is_named(needed, chosen)
+
+
+def _is_named(needed: set[str], chosen: list[str]) -> bool:
+    """Whether one of the libraries that a test or a file names was asked for; NumPy's is what names none."""
     named = needed & {module for module, _ in LIBRARIES.values()} or {"numpy"}
     return bool(named & {LIBRARIES[name][0] for name in chosen if name not in SETTINGS})
 

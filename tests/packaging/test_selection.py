@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from without import run_without
@@ -82,6 +84,14 @@ def test_a_thin_run_has_a_case_of_each_test_that_is_sampled(capsys: Printed) -> 
     assert 0 < few.count(sampled) <= every.count(sampled) / 2
     assert ("[1GiB]" in few, "[1GiB]" in every) == (False, True)
     assert few.count("[400MiB]") == every.count("[400MiB]") == 1
+
+
+def test_a_file_of_other_libraries_is_not_imported(pytestconfig: pytest.Config) -> None:
+    plugin: Any = pytestconfig.pluginmanager.get_plugin(str(ROOT / "conftest.py"))
+    for chosen, is_ignored in (("numpy", True), ("numpy,jax", None), (None, None)):
+        config = SimpleNamespace(getoption={"--backends": chosen}.get)
+        path = ROOT / "tests/mesh/test_mesh_refusals.py"
+        assert plugin.pytest_ignore_collect(path, config) is is_ignored
 
 
 @pytest.mark.slow
