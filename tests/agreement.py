@@ -15,19 +15,8 @@ from calls import draw_named, moved, sloping
 from internals import device, judge, namespace, reference
 from libraries import EAGER_JAX, Library
 
-from sdpa_xp import (
-    AttentionState,
-    PagedKVCache,
-    attention_scores,
-    attention_state,
-    attention_statistics,
-    attention_weights,
-    biases,
-    masks,
-    scaled_dot_product_attention,
-    varlen_attention,
-    varlen_attention_state,
-)
+import sdpa_xp
+from sdpa_xp import AttentionState, PagedKVCache, attention_scores, biases, masks, scaled_dot_product_attention
 
 F = np.float32
 HEADS, SIZE = 4, 4
@@ -192,7 +181,7 @@ def dense(library: Library, sequences: Sequences, layout: str = "...HLE", **rule
 
 def outputs_of(library: Library, *arrays: np.ndarray, **rules: Any) -> dict[str, Any]:
     """The output and the log-sum-exp, and the output alone."""
-    state = library.call(attention_state, *arrays, **rules)
+    state = library.call(sdpa_xp.attention_state, *arrays, **rules)
     return state._asdict() | {"alone": library.call(scaled_dot_product_attention, *arrays, **rules)}
 
 
@@ -200,7 +189,7 @@ def pairs_of(library: Library, query: np.ndarray, key: np.ndarray, **rules: Any)
     """What follows from queries and keys: weights, scores and statistics."""
     without_sinks = {name: x for name, x in rules.items() if name != "sinks"}
     return {
-        "weights": library.call(attention_weights, query, key, **rules),
+        "weights": library.call(sdpa_xp.attention_weights, query, key, **rules),
         "scores": library.call(attention_scores, query, key, **without_sinks),
     } | statistics_of(library, query, key, **rules)
 
@@ -208,7 +197,7 @@ def pairs_of(library: Library, query: np.ndarray, key: np.ndarray, **rules: Any)
 def statistics_of(library: Library, query: np.ndarray, key: np.ndarray, **rules: Any) -> dict[str, Any]:
     """All that the library has, by name; Dask lacks two."""
     names = {"of": OF_CHUNKS} if library.lazy else {"of": OF, "top_k": K, "block_size": BLOCK}
-    computed = library.call(attention_statistics, query, key, **names, **rules)._asdict()
+    computed = library.call(sdpa_xp.attention_statistics, query, key, **names, **rules)._asdict()
     top = computed.pop("top_keys")
     named = {name: x for name, x in computed.items() if x is not None}
     return named if top is None else named | {"top_weights": top.weights, "top_indices": top.indices}
@@ -218,9 +207,9 @@ def varlen(library: Library, sequences: Sequences, layout: str = "...HLE", **rul
     lengths = [[x[name].shape[1] for x in sequences] for name in ("query", "key")]
     arrays = [moved(packed_tokens(sequences, name), layout) for name in ("query", "key", "value")]
     rules |= {"layout": layout, "cu_seqlens_q": cumulative(lengths[0]), "cu_seqlens_k": cumulative(lengths[1])}
-    state = library.call(varlen_attention_state, *arrays, lse_base=2, **rules)
+    state = library.call(sdpa_xp.varlen_attention_state, *arrays, lse_base=2, **rules)
     assert isinstance(state, AttentionState)
-    alone = library.call(varlen_attention, *arrays, **rules)
+    alone = library.call(sdpa_xp.varlen_attention, *arrays, **rules)
     results = host(library, layout, output=state.output, lse=state.lse, alone=alone)
     return by_sequence(results | {"lse": results["lse"] * math.log(2)}, lengths[0])
 

@@ -15,18 +15,8 @@ from typing import Any
 import numpy as np
 from internals import namespace
 
-from sdpa_xp import (
-    KVCache,
-    attention_scores,
-    attention_state,
-    attention_statistics,
-    attention_weights,
-    biases,
-    masks,
-    scaled_dot_product_attention,
-    scaled_dot_product_attention_jvp,
-    scaled_dot_product_attention_vjp,
-)
+import sdpa_xp
+from sdpa_xp import KVCache, attention_scores, attention_statistics, biases, masks, scaled_dot_product_attention
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.layers import MultiHeadAttention
 
@@ -193,7 +183,7 @@ def _appended(query: Any, key: Any, value: Any, **keywords: Any) -> Any:
 def _pulled(query: Any, key: Any, value: Any) -> list[Any]:
     bias = biases.alibi(namespace(query).ones(4) * 0.3) + biases.relative(_table(query), max_distance=5)
     mask = masks.sliding_window(2, 1) | masks.prefix(1)
-    output, pullback = scaled_dot_product_attention_vjp(query, key, value, mask, bias=bias)
+    output, pullback = sdpa_xp.scaled_dot_product_attention_vjp(query, key, value, mask, bias=bias)
     return [*pullback(output).values()]
 
 
@@ -202,8 +192,8 @@ def functions(like: Any) -> dict[str, Callable[..., Any]]:
     layer = MultiHeadAttention.init(np.random.default_rng(1), 8, num_heads=4, num_kv_heads=2, like=like)
     names = ("row_max", "entropy", "key_sums")
     return {
-        "state": lambda q, k, v: [*attention_state(q, k, v, masks.causal("lower_right"))],
-        "weights": lambda q, k, v: attention_weights(q, k, attn_mask=masks.sliding_window(2, 1)),
+        "state": lambda q, k, v: [*sdpa_xp.attention_state(q, k, v, masks.causal("lower_right"))],
+        "weights": lambda q, k, v: sdpa_xp.attention_weights(q, k, attn_mask=masks.sliding_window(2, 1)),
         "scores": lambda q, k, v: attention_scores(q, k, attn_mask=masks.prefix(2), bias=biases.alibi(4)),
         "statistics": lambda q, k, v: [*attention_statistics(q, k, of=names, is_causal=True)[:3]],
         "top keys": lambda q, k, v: attention_statistics(q, k, of="top_keys", top_k=3).top_keys.indices,
@@ -211,7 +201,9 @@ def functions(like: Any) -> dict[str, Callable[..., Any]]:
             attention_statistics(q, k, of="key_sums", attn_mask=masks.prefix(0)).key_sums
         ),
         "gradients": _pulled,
-        "tangent": lambda q, k, v: scaled_dot_product_attention_jvp(q, k, v, {"query": q}, masks.causal(1))[1],
+        "tangent": lambda q, k, v: sdpa_xp.scaled_dot_product_attention_jvp(
+            q, k, v, {"query": q}, masks.causal(1)
+        )[1],
         "cache": _appended,
         "cache, window": lambda q, k, v: _appended(q, k, v, attn_mask=masks.sliding_window(2, 0)),
         "cache, chunks": lambda q, k, v: _appended(

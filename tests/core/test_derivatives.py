@@ -19,13 +19,8 @@ from differentiable_calls import BAD, CALLS, FEW, HOLES, MANY, MORE_QUERIES, pla
 from internals import cut_small, device, judge_together, namespace, override
 from libraries import LIBRARIES, Library, generator
 
-from sdpa_xp import (
-    attention_weights,
-    biases,
-    scaled_dot_product_attention,
-    scaled_dot_product_attention_jvp,
-    scaled_dot_product_attention_laplacian,
-)
+import sdpa_xp
+from sdpa_xp import attention_weights, biases, scaled_dot_product_attention, scaled_dot_product_attention_jvp
 from sdpa_xp import scaled_dot_product_attention_vjp as vjp
 
 F = np.float32
@@ -73,7 +68,7 @@ def products(inputs: Any, parts: Parts, **rules: Any) -> dict[str, Any]:
 
 
 def laplacian(inputs: Any, parts: Parts, **rules: Any) -> dict[str, Any]:
-    compute, bends = scaled_dot_product_attention_laplacian, parts["bends"]
+    compute, bends = sdpa_xp.scaled_dot_product_attention_laplacian, parts["bends"]
     return dict(zip(LAPLACIAN, compute(*inputs, parts["along"], laplacians=bends, **rules), strict=True))
 
 

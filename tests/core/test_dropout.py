@@ -11,16 +11,8 @@ from calls import attend, draw_named
 from internals import TileSize, dropout, override
 from libraries import Library, generator
 
-from sdpa_xp import (
-    KVCache,
-    attention_state,
-    attention_weights,
-    biases,
-    masks,
-    scaled_dot_product_attention,
-    scaled_dot_product_attention_vjp,
-    varlen_attention,
-)
+import sdpa_xp
+from sdpa_xp import KVCache, attention_state, attention_weights, biases, masks, scaled_dot_product_attention
 
 F = np.float32
 SEED = 20170612
@@ -146,9 +138,11 @@ FUNCTIONS: dict[str, Any] = {
     "attention": lambda x, **rules: scaled_dot_product_attention(x, x, x, **rules),
     "state": lambda x, **rules: attention_state(x, x, x, **rules),
     "weights": lambda x, **rules: attention_weights(x, x, **rules),
-    "gradients": lambda x, **rules: scaled_dot_product_attention_vjp(x, x, x, **rules),
+    "gradients": lambda x, **rules: sdpa_xp.scaled_dot_product_attention_vjp(x, x, x, **rules),
     "cache": lambda x, **rules: KVCache(x, x).attend(x, **rules),
-    "varlen": lambda x, **rules: varlen_attention(x[0, ...], x[0, ...], x[0, ...], [0, 5], [0, 5], **rules),
+    "varlen": lambda x, **rules: sdpa_xp.varlen_attention(
+        x[0, ...], x[0, ...], x[0, ...], [0, 5], [0, 5], **rules
+    ),
 }
 
 

@@ -14,18 +14,9 @@ from libraries import Library
 from threadpoolctl import threadpool_limits
 
 import sdpa_xp
-from sdpa_xp import (
-    KVCache,
-    PagedKVCache,
-    attention_state,
-    biases,
-    layers,
-    masks,
-    positional,
-    scaled_dot_product_attention,
-)
+from sdpa_xp import KVCache, PagedKVCache, attention_state, biases, layers, masks, positional
 
-attend = partial(scaled_dot_product_attention, reproducible=True)
+attend = partial(sdpa_xp.scaled_dot_product_attention, reproducible=True)
 DTYPES = ("float32", "float64", "float16")
 
 

@@ -11,16 +11,8 @@ import numpy as np
 import pytest
 from calls import bits
 
-from sdpa_xp import (
-    KVCache,
-    PagedKVCache,
-    attention_state,
-    biases,
-    masks,
-    scaled_dot_product_attention,
-    varlen_attention,
-    varlen_attention_state,
-)
+import sdpa_xp
+from sdpa_xp import KVCache, PagedKVCache, attention_state, biases, masks, scaled_dot_product_attention
 from sdpa_xp.positional import Rotary
 
 F = np.float32
@@ -162,10 +154,13 @@ def test_documents_in_one_sequence_have_the_bits_of_each_alone() -> None:
     query, key, value = draw(0, (starts[-1], 4, 16), (starts[-1], 2, 16), (starts[-1], 2, 9))
     mask = masks.document(np.repeat(np.arange(7), lengths)) & masks.causal()
     rules: dict[str, Any] = {"is_causal": True, "reproducible": True}
-    packed = varlen_attention_state(query, key, value, starts, starts, **rules)
+    packed = sdpa_xp.varlen_attention_state(query, key, value, starts, starts, **rules)
     joined = state(query, key, value, mask, layout="...LHE")
     assert bits(packed) == bits(joined)
-    assert varlen_attention(query, key, value, starts, starts, **rules).tobytes() == joined.output.tobytes()
+    assert (
+        sdpa_xp.varlen_attention(query, key, value, starts, starts, **rules).tobytes()
+        == joined.output.tobytes()
+    )
     for first, last in pairwise(starts):
         alone = state(*(x[first:last] for x in (query, key, value)), is_causal=True, layout="...LHE")
         assert alone.output.tobytes() == joined.output[first:last].tobytes()

@@ -10,18 +10,8 @@ import pytest
 from calls import attend, draw
 from libraries import Library
 
-from sdpa_xp import (
-    KVCache,
-    PagedKVCache,
-    attention_scores,
-    attention_state,
-    attention_weights,
-    biases,
-    masks,
-    scaled_dot_product_attention,
-    scaled_dot_product_attention_vjp,
-    varlen_attention_state,
-)
+import sdpa_xp
+from sdpa_xp import KVCache, attention_state, attention_weights, biases, masks, scaled_dot_product_attention
 
 F = np.float32
 
@@ -212,18 +202,18 @@ def test_each_result_without_pairs_has_gradients_of_0(mask: Any, dtype: str) -> 
     pair_mask = mask if isinstance(mask, masks.Mask) else masks.padding([0])
     q, k = x[0], keys[0]
     ends = [0, k.shape[-2]]
-    paged = PagedKVCache(pool, pool, [[0]], [3])
+    paged = sdpa_xp.PagedKVCache(pool, pool, [[0]], [3])
     states = [
         attention_state(x, keys, keys, mask, **told),
         attention_state(x, keys, keys, mask, implementation="xp", lse_base=2, **told),
-        varlen_attention_state(q, k, k, [0, 3], ends, pair_mask, layout="...HLE", **told),
+        sdpa_xp.varlen_attention_state(q, k, k, [0, 3], ends, pair_mask, layout="...HLE", **told),
         KVCache(x, x).attend_state(x, masks.padding([0]), **told),
         paged.attend_state(x, pair_mask, is_causal=False, **told),
         paged.attend_state(q, pair_mask, cu_seqlens_q=[0, 3], is_causal=False, **told),
     ]
     output = scaled_dot_product_attention(x, keys, keys, mask, **told)
     weights = attention_weights(x, keys, attn_mask=mask, **told)
-    scores = attention_scores(x, keys, attn_mask=mask, **told)
+    scores = sdpa_xp.attention_scores(x, keys, attn_mask=mask, **told)
     assert all(bool((state.lse == -math.inf).all()) for state in states)
     assert not weights.any()
     assert not output.any()
@@ -343,7 +333,7 @@ def test_result_may_be_written(library: Library) -> None:
         state.output[...] = 5
         state.lse[...] = 5
         np.testing.assert_array_equal(v, 1)
-        for function in (attention_scores, attention_weights):
+        for function in (sdpa_xp.attention_scores, attention_weights):
             pairs = library.call(function, np.ones((3, 2), F), np.ones((1, 2), F), **rules)
             pairs += 1.0  # which torch refuses for elements that share memory
 
@@ -355,7 +345,7 @@ def test_no_two_gradients_share_memory(library: Library) -> None:
     bias = biases.from_array(zeros[0]) + biases.from_array(zeros[1])
     placed = [library.put(q)] * 3
     with library.guard():
-        output, pullback = scaled_dot_product_attention_vjp(*placed, bias=bias)
+        output, pullback = sdpa_xp.scaled_dot_product_attention_vjp(*placed, bias=bias)
         gradients = pullback(output)
         first, second = gradients["bias.array"], gradients["bias.array (2)"]
     assert first is not second

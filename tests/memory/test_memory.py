@@ -11,18 +11,8 @@ import numpy as np
 import pytest
 from internals import ONE_CORE, TileSize, memory, override
 
-from sdpa_xp import (
-    KVCache,
-    PagedKVCache,
-    attention_statistics,
-    biases,
-    masks,
-    scaled_dot_product_attention,
-    scaled_dot_product_attention_jvp,
-    scaled_dot_product_attention_laplacian,
-    scaled_dot_product_attention_vjp,
-    varlen_attention,
-)
+import sdpa_xp
+from sdpa_xp import KVCache, biases, masks, scaled_dot_product_attention, scaled_dot_product_attention_vjp
 
 F = np.float32
 
@@ -100,7 +90,7 @@ def test_no_tangent_makes_a_score_matrix(monkeypatch: pytest.MonkeyPatch, make: 
     override(monkeypatch, "ONE_CORE", TileSize(64, 256, 2**14))
 
     def push(*x: Any, **rules: Any) -> Any:
-        return scaled_dot_product_attention_jvp(
+        return sdpa_xp.scaled_dot_product_attention_jvp(
             *x, dict(zip(("query", "key", "value"), x, strict=True)), **rules
         )
 
@@ -114,7 +104,7 @@ def test_no_laplacian_makes_a_score_matrix(monkeypatch: pytest.MonkeyPatch, make
 
     def push(*x: Any, **rules: Any) -> Any:
         tangents = {name: array[None] for name, array in zip(("query", "key", "value"), x, strict=True)}
-        return scaled_dot_product_attention_laplacian(*x, tangents, **rules)
+        return sdpa_xp.scaled_dot_product_attention_laplacian(*x, tangents, **rules)
 
     assert_linear(make, push)
 
@@ -156,7 +146,7 @@ def test_packed_sequences_are_not_padded(rng: np.random.Generator) -> None:
     x = rng.standard_normal((8192 - 16, 1, 8)).astype(F)
     starts = [0, *range(4096, 8192, 16)]
     starts[-1] = len(x)
-    peak_bytes = peak(lambda: varlen_attention(x, x, x, starts, starts))
+    peak_bytes = peak(lambda: sdpa_xp.varlen_attention(x, x, x, starts, starts))
     assert peak_bytes < 40 * x.nbytes
 
 
@@ -167,7 +157,7 @@ def test_a_step_copies_no_cache(rng: np.random.Generator) -> None:
     pages = x.reshape(256, 1, 256, 64)
 
     caches = [KVCache(x[:, :, 2:], x[:, :, 2:], capacity=65536)]
-    paged = PagedKVCache(pages, pages, [list(range(256))], [65536])
+    paged = sdpa_xp.PagedKVCache(pages, pages, [list(range(256))], [65536])
 
     def step() -> None:
         caches.append(caches[-1].append(token, token, in_place=True))
@@ -184,7 +174,7 @@ def test_a_step_widens_no_copy_of_a_quantised_cache(
     x = rng.standard_normal((1, 65536, 64)).astype(F)
     pages = x.reshape(256, 1, 256, 64)
     caches = [KVCache(x, x, capacity=65600).quantised(dtype, per=per)]
-    paged = PagedKVCache(pages, pages, [list(range(256))], [65536]).quantised(dtype, per=per)
+    paged = sdpa_xp.PagedKVCache(pages, pages, [list(range(256))], [65536]).quantised(dtype, per=per)
 
     def step() -> None:
         caches.append(caches[-1].append(x[:, :1], x[:, :1], in_place=True))
@@ -211,7 +201,9 @@ def test_statistics_make_no_score_matrix() -> None:
     def attend(query: Any, key: Any, _value: Any, **options: Any) -> object:
         names = ("row_max", "entropy", "key_sums", "top_keys", "block_sums")
         size = len(query) // 16
-        return attention_statistics(query, key, of=names, top_k=3, block_size=(size, 8 * size), **options)
+        return sdpa_xp.attention_statistics(
+            query, key, of=names, top_k=3, block_size=(size, 8 * size), **options
+        )
 
     assert_linear(lambda n: {"attn_mask": masks.sliding_window(n // 2, None)}, attend, more=2)
 
@@ -220,4 +212,4 @@ def test_statistics_of_100_000_keys_take_less_than_64_mb() -> None:
     """Above inputs and outputs. Few queries, since what is held grows with them only by a tile."""
     x = np.random.default_rng(0).standard_normal((100_000, 64)).astype(F)
     for options in ({"of": "key_sums"}, {"of": "block_sums", "block_size": 196}):
-        assert peak(lambda options=options: attention_statistics(x[:200], x, **options)) < 64 * 2**20
+        assert peak(lambda options=options: sdpa_xp.attention_statistics(x[:200], x, **options)) < 64 * 2**20

@@ -23,21 +23,8 @@ ARRAY_LIBRARY = re.compile(
 )
 PRONOUNS = frozenset(
     [
-        "own",
-        "found",
-        "given",
-        "held",
-        "made",
-        "each",
-        "once",
-        "of",
-        "at",
-        "on",
-        "some",
-        "seen",
-        "asked",
-        "taken",
-        "it",
+        *("own", "found", "given", "held", "made", "each", "once", "of", "at", "on"),
+        *("some", "seen", "asked", "taken", "it"),
     ]
 )
 """Words that do not say what they name."""

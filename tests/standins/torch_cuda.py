@@ -24,18 +24,8 @@ CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 VIEWS = frozenset(
     [
         *("_reshape_alias", "_unsafe_view", "alias", "as_strided", "detach", "diagonal", "empty", "empty_like"),
-        *(
-            "empty_strided",
-            "expand",
-            "lift_fresh",
-            "new_empty",
-            "permute",
-            "select",
-            "slice",
-            "split",
-            "squeeze",
-        ),
-        *("split_with_sizes", "t", "transpose", "unbind", "unfold", "unsqueeze", "view"),
+        *("empty_strided", "expand", "lift_fresh", "new_empty", "permute", "select", "slice", "split"),
+        *("squeeze", "split_with_sizes", "t", "transpose", "unbind", "unfold", "unsqueeze", "view"),
     ]
 )
 """Operations that launch no kernel."""

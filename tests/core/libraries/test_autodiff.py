@@ -94,17 +94,9 @@ def of_call(call: Call, library: Library) -> tuple[dict[str, np.ndarray], Functi
 @pytest.mark.parametrize(
     "name",
     [
-        "2-D",
-        "batches broadcast",
-        "causal",
-        "padding of both",
-        "bias of each pair",
-        "biases of several kinds",
-        "relative",
-        "scale of each query",
-        "softcap",
-        "sinks of each entry, and an empty row",
-        "all",
+        *("2-D", "batches broadcast", "causal", "padding of both", "bias of each pair"),
+        *("biases of several kinds", "relative", "scale of each query", "softcap"),
+        *("sinks of each entry, and an empty row", "all"),
     ],
 )
 def test_any_order_agrees_with_the_textbook(library: Library, name: str) -> None:

@@ -13,24 +13,8 @@ import pytest
 from internals import cut_small
 from minimal_library import Array, minimal
 
-from sdpa_xp import (
-    KVCache,
-    PagedKVCache,
-    attention_scores,
-    attention_state,
-    attention_weights,
-    biases,
-    dot_product_attention,
-    masks,
-    merge_states,
-    positional,
-    scaled_dot_product_attention,
-    scaled_dot_product_attention_jvp,
-    scaled_dot_product_attention_laplacian,
-    scaled_dot_product_attention_vjp,
-    varlen_attention,
-    varlen_attention_state,
-)
+import sdpa_xp
+from sdpa_xp import PagedKVCache, attention_state, biases, masks, positional, scaled_dot_product_attention
 
 LENGTHS, IDS = np.asarray([5, 7]), np.asarray([[0, 0, 1, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1, 3]])
 
@@ -53,26 +37,28 @@ def attended(q: Any, k: Any, v: Any, **rules: Any) -> Any:
 def merged(q: Any, k: Any, v: Any) -> Any:
     halves = (slice(0, 3), slice(3, 7))
     states = [attention_state(q, k[..., half, :], v[..., half, :], lse_base=2) for half in halves]
-    return merge_states(states, lse_base=2).output
+    return sdpa_xp.merge_states(states, lse_base=2).output
 
 
 def derived(q: Any, k: Any, v: Any, **rules: Any) -> Any:
-    output, pullback = scaled_dot_product_attention_vjp(q, k, v, **rules)
+    output, pullback = sdpa_xp.scaled_dot_product_attention_vjp(q, k, v, **rules)
     return pullback(output)["key"]
 
 
 def pushed(q: Any, k: Any, v: Any, **rules: Any) -> Any:
-    return scaled_dot_product_attention_jvp(q, k, v, {"query": k, "key": v, "value": q}, **rules)[1]
+    return sdpa_xp.scaled_dot_product_attention_jvp(q, k, v, {"query": k, "key": v, "value": q}, **rules)[1]
 
 
 def bent(q: Any, k: Any, v: Any) -> Any:
     pairs = {"query": [k, q], "key": [v, k], "value": [q, v]}
     tangents = {name: q.__array_namespace__().stack(pair, axis=0) for name, pair in pairs.items()}
-    return scaled_dot_product_attention_laplacian(q, k, v, tangents, laplacians={"key": v}, is_causal=True)[2]
+    return sdpa_xp.scaled_dot_product_attention_laplacian(
+        q, k, v, tangents, laplacians={"key": v}, is_causal=True
+    )[2]
 
 
 def cached(q: Any, k: Any, v: Any, **options: Any) -> Any:
-    cache = KVCache(k, v, rotary=positional.Rotary(8), **options)
+    cache = sdpa_xp.KVCache(k, v, rotary=positional.Rotary(8), **options)
     return cache.append(k, v, in_place=bool(options)).attend(q, is_causal=True)
 
 
@@ -82,12 +68,12 @@ def paged(q: Any, k: Any, v: Any) -> Any:
 
 
 def packed(q: Any, k: Any, v: Any) -> Any:
-    return varlen_attention(q[0, ...], k[0, ...], v[0, ...], [0, 3, 7], [0, 5, 7], layout="...HLE")
+    return sdpa_xp.varlen_attention(q[0, ...], k[0, ...], v[0, ...], [0, 3, 7], [0, 5, 7], layout="...HLE")
 
 
 def packed_state(q: Any, k: Any, v: Any) -> Any:
     starts = [0, 3, 7], [0, 5, 7]
-    return varlen_attention_state(q[0, ...], k[0, ...], v[0, ...], *starts, layout="...HLE").lse
+    return sdpa_xp.varlen_attention_state(q[0, ...], k[0, ...], v[0, ...], *starts, layout="...HLE").lse
 
 
 def ragged(q: Any, k: Any, v: Any) -> Any:
@@ -125,15 +111,15 @@ FEATURES: dict[str, Callable[..., Any]] = {
     "dropout": lambda q, k, v: attended(q, k, v, dropout_p=0.3, rng=np.random.default_rng(0)),
     "state": lambda q, k, v: attention_state(q, k, v, is_causal=True).lse,
     "merged states": merged,
-    "weights": lambda q, k, v: attention_weights(q, k, is_causal=True),
-    "scores": lambda q, k, v: attention_scores(q, k, is_causal=True),
+    "weights": lambda q, k, v: sdpa_xp.attention_weights(q, k, is_causal=True),
+    "scores": lambda q, k, v: sdpa_xp.attention_scores(q, k, is_causal=True),
     "gradients": lambda q, k, v: derived(q, k, v, attn_mask=masks.causal() & masks.padding([0, 5])),
     "gradients of a bias": lambda q, k, v: derived(q, k, v, bias=relative(v)),
     "gradients, dropout": lambda q, k, v: derived(q, k, v, dropout_p=0.3, rng=np.random.default_rng(0)),
     "tangents": lambda q, k, v: pushed(q, k, v, attn_mask=masks.causal() & masks.padding([0, 5])),
     "tangents, dropout": lambda q, k, v: pushed(q, k, v, dropout_p=0.3, rng=np.random.default_rng(0)),
     "laplacian": bent,
-    "dot_product_attention": lambda q, k, v: dot_product_attention(q, k, v, query_seq_lengths=[2, 3]),
+    "dot_product_attention": lambda q, k, v: sdpa_xp.dot_product_attention(q, k, v, query_seq_lengths=[2, 3]),
     "varlen_attention": packed,
     "varlen_attention_state": packed_state,
     "KVCache": cached,

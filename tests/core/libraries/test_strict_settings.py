@@ -11,28 +11,7 @@ import pytest
 from libraries import jax_x64
 
 import sdpa_xp
-from sdpa_xp import (
-    KVCache,
-    PagedKVCache,
-    attention_scores,
-    attention_state,
-    attention_statistics,
-    attention_weights,
-    biases,
-    dot_product_attention,
-    explain,
-    jvp,
-    masks,
-    merge_states,
-    positional,
-    ring_attention,
-    scaled_dot_product_attention,
-    scaled_dot_product_attention_jvp,
-    scaled_dot_product_attention_laplacian,
-    scaled_dot_product_attention_vjp,
-    varlen_attention,
-    varlen_attention_state,
-)
+from sdpa_xp import KVCache, attention_state, biases, explain, masks, positional, scaled_dot_product_attention
 from sdpa_xp.layers import MultiHeadAttention
 
 pytestmark = pytest.mark.needs("jax")
@@ -88,7 +67,7 @@ def test_no_promotion_is_needed(rules: dict[str, Any]) -> None:
 
     def attend(query: Any, key: Any) -> Any:
         options = placed(rules, jax.numpy.asarray)
-        weights = attention_weights(query, key, **options)
+        weights = sdpa_xp.attention_weights(query, key, **options)
         return attention_state(query, key, key, **options).output.sum() + weights.sum()
 
     x = jax.ShapeDtypeStruct(X.shape, F)
@@ -117,8 +96,8 @@ def test_no_promotion_in_the_names_of_jax() -> None:
     import jax
 
     def run(x: Any, bias: Any, mask: Any, lengths: Any) -> Any:
-        output = dot_product_attention(x, x, x, bias, mask, key_value_seq_lengths=lengths)
-        return dot_product_attention(x, output, x, bias, implementation="native", is_causal=True).sum()
+        output = sdpa_xp.dot_product_attention(x, x, x, bias, mask, key_value_seq_lengths=lengths)
+        return sdpa_xp.dot_product_attention(x, output, x, bias, implementation="native", is_causal=True).sum()
 
     shapes = ((2, 6, 4, 8), F), ((4, 6, 6), F), ((6,), bool), ((2,), np.int32)
     with promotes_nothing():
@@ -173,7 +152,9 @@ def test_a_paged_cache_moves_its_own_numbers_to_the_device(
     def run(put: Callable[[Any], Any]) -> list[Any]:
         pool, packed, query = put(X.reshape(12, 2, 2, 8)), put(X[0, :2, :3]), put(X[:, :2, :1])
         table = [[0, 3, 9], [5, 1, 4]]
-        cache = PagedKVCache(pool, pool, table, [3, 5], rotary=rotations(put)[name], positions=positions)
+        cache = sdpa_xp.PagedKVCache(
+            pool, pool, table, [3, 5], rotary=rotations(put)[name], positions=positions
+        )
         longer = cache.append(packed, packed, cu_seqlens_k=[0, 2, 3])
         rules: dict[str, Any] = {"attn_mask": masks.sliding_window(2, 0), "bias": biases.alibi(2)}
         return [
@@ -228,7 +209,7 @@ def test_a_result_that_jax_looks_for_is_refused(number: float, implementation: s
 def on_one_device(query: Any, key: Any) -> Any:
     import jax
 
-    return ring_attention(query, key, key, mesh=jax.make_mesh((1,), ("keys",)), axis_name="keys")
+    return sdpa_xp.ring_attention(query, key, key, mesh=jax.make_mesh((1,), ("keys",)), axis_name="keys")
 
 
 def part(array: Any, index: Any) -> Any:
@@ -244,8 +225,8 @@ def first(query: Any, key: Any) -> tuple[Any, ...]:
     return query, key, key, [0, 1, 4], [0, 1, 4]
 
 
-def paged(key: Any) -> PagedKVCache[Any]:
-    return PagedKVCache(key, key, [[0], [1]], [6, 6])
+def paged(key: Any) -> sdpa_xp.PagedKVCache[Any]:
+    return sdpa_xp.PagedKVCache(key, key, [[0], [1]], [6, 6])
 
 
 STATISTICS: dict[str, dict[str, Any]] = {
@@ -260,35 +241,37 @@ RESULTS: dict[str, Callable[[Any, Any], Any]] = {
     "scaled_dot_product_attention, reproducible": lambda q, k: scaled_dot_product_attention(
         q, k, k, reproducible=True
     ),
-    "scaled_dot_product_attention_vjp": lambda q, k: scaled_dot_product_attention_vjp(q, k, k),
-    "Pullback": lambda q, k: scaled_dot_product_attention_vjp(k, k, k)[1](q),
-    "Pullback.jvp": lambda q, k: scaled_dot_product_attention_vjp(k, k, k)[1].jvp(k, {"key": q}),
-    "scaled_dot_product_attention_jvp": lambda q, k: scaled_dot_product_attention_jvp(k, k, k, {"key": q}),
-    "scaled_dot_product_attention_laplacian": lambda q, k: scaled_dot_product_attention_laplacian(
+    "scaled_dot_product_attention_vjp": lambda q, k: sdpa_xp.scaled_dot_product_attention_vjp(q, k, k),
+    "Pullback": lambda q, k: sdpa_xp.scaled_dot_product_attention_vjp(k, k, k)[1](q),
+    "Pullback.jvp": lambda q, k: sdpa_xp.scaled_dot_product_attention_vjp(k, k, k)[1].jvp(k, {"key": q}),
+    "scaled_dot_product_attention_jvp": lambda q, k: sdpa_xp.scaled_dot_product_attention_jvp(
+        k, k, k, {"key": q}
+    ),
+    "scaled_dot_product_attention_laplacian": lambda q, k: sdpa_xp.scaled_dot_product_attention_laplacian(
         q, k, k, {"key": part(k, None)}
     ),
-    "scaled_dot_product_attention_laplacian, tangent": lambda q, k: scaled_dot_product_attention_laplacian(
-        k, k, k, {"key": part(q, None)}
+    "scaled_dot_product_attention_laplacian, tangent": lambda q, k: (
+        sdpa_xp.scaled_dot_product_attention_laplacian(k, k, k, {"key": part(q, None)})
     ),
-    "scaled_dot_product_attention_laplacian, laplacian": lambda q, k: scaled_dot_product_attention_laplacian(
-        k, k, k, {"key": part(k, None)}, laplacians={"key": q}
+    "scaled_dot_product_attention_laplacian, laplacian": lambda q, k: (
+        sdpa_xp.scaled_dot_product_attention_laplacian(k, k, k, {"key": part(k, None)}, laplacians={"key": q})
     ),
-    "jvp": lambda q, k: jvp(lambda x: attention_weights(x, k), (k,), (q,)),
-    "dot_product_attention": lambda q, k: dot_product_attention(q, k, k),
+    "jvp": lambda q, k: sdpa_xp.jvp(lambda x: sdpa_xp.attention_weights(x, k), (k,), (q,)),
+    "dot_product_attention": lambda q, k: sdpa_xp.dot_product_attention(q, k, k),
     "attention_state": lambda q, k: attention_state(q, k, k),
     "attention_state, reproducible": lambda q, k: attention_state(q, k, k, reproducible=True),
     "attention_state, lse": lambda q, k: attention_state(q, k, part(k, np.s_[..., :0])),
-    "attention_weights": attention_weights,
-    "attention_scores": attention_scores,
+    "attention_weights": sdpa_xp.attention_weights,
+    "attention_scores": sdpa_xp.attention_scores,
     **{
-        f"attention_statistics, {name}": lambda q, k, name=name, more=more: attention_statistics(
+        f"attention_statistics, {name}": lambda q, k, name=name, more=more: sdpa_xp.attention_statistics(
             q, k, of=name, **more
         )
         for name, more in STATISTICS.items()
     },
-    "merge_states": lambda q, k: merge_states([sdpa_xp.AttentionState(k, part(q, np.s_[..., 0]))] * 2),
-    "varlen_attention": lambda q, k: varlen_attention(*first(q, k)),
-    "varlen_attention_state": lambda q, k: varlen_attention_state(*first(q, k)),
+    "merge_states": lambda q, k: sdpa_xp.merge_states([sdpa_xp.AttentionState(k, part(q, np.s_[..., 0]))] * 2),
+    "varlen_attention": lambda q, k: sdpa_xp.varlen_attention(*first(q, k)),
+    "varlen_attention_state": lambda q, k: sdpa_xp.varlen_attention_state(*first(q, k)),
     "ring_attention": on_one_device,
     "KVCache.attend": lambda q, k: KVCache(k, k).attend(q),
     "KVCache.attend_state": lambda q, k: KVCache(k, k).attend_state(q),
@@ -328,8 +311,8 @@ def test_results_that_are_infinite_without_keys_are_no_fault() -> None:
     x = jax.device_put(X)
     with debugs():
         state = attention_state(x, x, x, masks.prefix(0))
-        merged = merge_states([state, state])
-        scores = attention_scores(x, x, is_causal=True)
-        largest = attention_statistics(x, x, of="row_max", attn_mask=masks.prefix(0)).row_max
+        merged = sdpa_xp.merge_states([state, state])
+        scores = sdpa_xp.attention_scores(x, x, is_causal=True)
+        largest = sdpa_xp.attention_statistics(x, x, of="row_max", attn_mask=masks.prefix(0)).row_max
     for array in (state.lse, merged.lse, np.asarray(scores)[..., :1, 1:], largest):
         assert np.isneginf(array).all()

@@ -10,23 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sdpa_xp import (
-    AttentionState,
-    KVCache,
-    PagedKVCache,
-    attention_scores,
-    attention_state,
-    attention_weights,
-    biases,
-    layers,
-    masks,
-    merge_states,
-    positional,
-    scaled_dot_product_attention,
-    scaled_dot_product_attention_vjp,
-    varlen_attention,
-    varlen_attention_state,
-)
+import sdpa_xp
+from sdpa_xp import KVCache, attention_scores, biases, layers, masks, positional, scaled_dot_product_attention
 
 F = np.float32
 
@@ -51,7 +36,7 @@ def random(*shape: int) -> np.ndarray:
 
 
 def weights(**rules: Any) -> list[Any]:
-    return [attention_weights(random(2, 1, 4, 4), random(2, 1, 4, 4), **rules)]
+    return [sdpa_xp.attention_weights(random(2, 1, 4, 4), random(2, 1, 4, 4), **rules)]
 
 
 def scores(**rules: Any) -> list[Any]:
@@ -64,14 +49,18 @@ CALLS: dict[str, Callable[[Wrap, int], list[Any]]] = {
     "query": lambda w, n: [scaled_dot_product_attention(w(random(2, n, 4)), random(2, n, 4), random(2, n, 4))],
     "key": lambda w, n: [scaled_dot_product_attention(random(2, n, 4), w(random(2, n, 4)), random(2, n, 4))],
     "value": lambda w, n: [scaled_dot_product_attention(random(2, n, 4), random(2, n, 4), w(random(2, n, 4)))],
-    "state": lambda w, n: [*attention_state(*[w(random(n, 4))] * 3)],
-    "merged": lambda w, n: [*merge_states([AttentionState(w(random(2, n, 4)), w(random(2, n)))] * 2)],
-    "weights": lambda w, n: [attention_weights(*[w(random(2, 4, 4))] * 2)],
+    "state": lambda w, n: [*sdpa_xp.attention_state(*[w(random(n, 4))] * 3)],
+    "merged": lambda w, n: [
+        *sdpa_xp.merge_states([sdpa_xp.AttentionState(w(random(2, n, 4)), w(random(2, n)))] * 2)
+    ],
+    "weights": lambda w, n: [sdpa_xp.attention_weights(*[w(random(2, 4, 4))] * 2)],
     "scores": lambda w, n: [attention_scores(*[w(random(2, 4, 4))] * 2)],
     "varlen state": lambda w, n: [
-        *varlen_attention_state(*[w(random(n, 2, 4))] * 3, w(np.asarray([0, 1, n])), [0, 2, n])
+        *sdpa_xp.varlen_attention_state(*[w(random(n, 2, 4))] * 3, w(np.asarray([0, 1, n])), [0, 2, n])
     ],
-    "varlen": lambda w, n: [varlen_attention(*[w(random(n, 2, 4))] * 3, w(np.asarray([0, 1, n])), [0, 2, n])],
+    "varlen": lambda w, n: [
+        sdpa_xp.varlen_attention(*[w(random(n, 2, 4))] * 3, w(np.asarray([0, 1, n])), [0, 2, n])
+    ],
     "mask": lambda w, n: weights(attn_mask=w(random(4, 4) > 0)),
     "mask as a value": lambda w, n: weights(attn_mask=masks.causal() & masks.from_array(w(random(4, 4) > 0))),
     "lengths": lambda w, n: weights(attn_mask=masks.padding(w(np.asarray([1, 3])))),
@@ -88,7 +77,9 @@ CALLS: dict[str, Callable[[Wrap, int], list[Any]]] = {
         KVCache(w(random(2, n, 4)), w(random(2, n, 4))).key,
     ],
     "paged": lambda w, n: [
-        PagedKVCache(w(random(2, 1, 8, 4)), w(random(2, 1, 8, 4)), [[1]], [5]).attend(w(random(1, 1, 2, 4)))
+        sdpa_xp.PagedKVCache(w(random(2, 1, 8, 4)), w(random(2, 1, 8, 4)), [[1]], [5]).attend(
+            w(random(1, 1, 2, 4))
+        )
     ],
     "rotary": lambda w, n: [positional.Rotary(4).apply(w(random(2, n, 4)), 0)],
     "layer's input": lambda w, n: [layers.Linear(random(3, 4), random(3))(w(random(n, 4)))],
@@ -98,7 +89,9 @@ CALLS: dict[str, Callable[[Wrap, int], list[Any]]] = {
 
 
 def _gradients(wrap: Wrap, n: int) -> list[Any]:
-    output, pullback = scaled_dot_product_attention_vjp(*[wrap(random(2, n, 4))] * 3, bias=wrap(random(n)))
+    output, pullback = sdpa_xp.scaled_dot_product_attention_vjp(
+        *[wrap(random(2, n, 4))] * 3, bias=wrap(random(n))
+    )
     return [output, *pullback(wrap(random(2, n, 4))).values()]
 
 
@@ -126,7 +119,7 @@ def test_a_plain_subclass_is_an_array(call: Any, length: int, tmp_path: Path) ->
 @pytest.mark.parametrize("kind", [ByUfunc, ByFunction])
 def test_a_subclass_that_changes_operations_is_refused(call: Any, kind: type[np.ndarray]) -> None:
     if call is CALLS["varlen"]:
-        call = lambda w, n: varlen_attention(*[w(random(n, 2, 4))] * 3, [0, n], [0, n])  # noqa: E731
+        call = lambda w, n: sdpa_xp.varlen_attention(*[w(random(n, 2, 4))] * 3, [0, n], [0, n])  # noqa: E731
     rule = r"must be a (mask or a |bias or a )?plain array .* Its class changes what operations mean"
     with pytest.raises(TypeError, match=rule):
         call(lambda x: x.view(kind), 4)

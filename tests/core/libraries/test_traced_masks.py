@@ -10,18 +10,8 @@ import pytest
 from calls import draw_named, sloping, tracer_of, vmap_of
 from libraries import Library, generator
 
-from sdpa_xp import (
-    KVCache,
-    PagedKVCache,
-    attention_scores,
-    attention_state,
-    attention_statistics,
-    attention_weights,
-    biases,
-    dot_product_attention,
-    masks,
-    varlen_attention,
-)
+import sdpa_xp
+from sdpa_xp import KVCache, PagedKVCache, attention_scores, attention_state, attention_weights, biases, masks
 from sdpa_xp import scaled_dot_product_attention as attend
 
 F = np.float32
@@ -69,11 +59,11 @@ CALLS: dict[str, Calls] = {
     ),
     "scores": lambda q, k, lengths, **_: attention_scores(q, k, attn_mask=masks.padding(lengths)),
     "statistics": lambda q, k, **_: (
-        attention_statistics(
+        sdpa_xp.attention_statistics(
             q, k, of=("row_max", "entropy", "top_keys", "block_sums"), top_k=2, block_size=3
         ).block_sums
     ),
-    "packed": lambda q, k, v, **_: varlen_attention(
+    "packed": lambda q, k, v, **_: sdpa_xp.varlen_attention(
         q[0, ...], k[0, ...], v[0, ...], (0, 4, 8), (0, 7, 12), is_causal=True, layout="...HLE"
     ),
     "cache": lambda q, k, v, **_: (
@@ -84,7 +74,7 @@ CALLS: dict[str, Calls] = {
     "paged cache": lambda q, k, v, **_: PagedKVCache(
         k[:, :, :4, :], v[:, :, :4, :], ((0, 1), (1,)), (7, 3)
     ).attend(q[:, :, :3, :]),
-    "names of JAX": lambda q, k, v, **_: dot_product_attention(
+    "names of JAX": lambda q, k, v, **_: sdpa_xp.dot_product_attention(
         q, k[:, :, :4, :], v[:, :, :4, :], query_seq_lengths=[1, 2], local_window_size=(3, 0)
     ),
 }

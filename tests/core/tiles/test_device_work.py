@@ -13,16 +13,8 @@ import numpy as np
 import pytest
 from internals import on_device
 
-from sdpa_xp import (
-    attention_state,
-    attention_weights,
-    biases,
-    explain,
-    masks,
-    scaled_dot_product_attention,
-    scaled_dot_product_attention_jvp,
-    scaled_dot_product_attention_vjp,
-)
+import sdpa_xp
+from sdpa_xp import biases, explain, masks, scaled_dot_product_attention, scaled_dot_product_attention_vjp
 
 torch: Any = pytest.importorskip("torch")
 
@@ -214,7 +206,7 @@ def test_a_function_is_tried_in_all_tiles_with_one_wait() -> None:
     def attend(score_mod: Any, derivative: str = "vjp") -> None:
         bias, moved = biases.from_function(score_mod), {"query": put(arrays[1])}
         if derivative == "jvp":
-            scaled_dot_product_attention_jvp(*map(put, arrays), moved, bias=bias)
+            sdpa_xp.scaled_dot_product_attention_jvp(*map(put, arrays), moved, bias=bias)
             return
         _, pullback = scaled_dot_product_attention_vjp(*map(put, arrays), bias=bias)
         pullback.jvp(put(arrays[0]), moved) if derivative == "hessian" else pullback(put(arrays[0]))
@@ -314,8 +306,8 @@ def test_a_query_for_each_of_many_heads_takes_few_launches() -> None:
         q, k = put(query), put(key)
         for call, most in (
             (lambda: scaled_dot_product_attention(q, k, k), 40),
-            (lambda: attention_state(q, k, k), 40),
-            (lambda: attention_weights(q, k), 40),
+            (lambda: sdpa_xp.attention_state(q, k, k), 40),
+            (lambda: sdpa_xp.attention_weights(q, k), 40),
             (lambda: scaled_dot_product_attention_vjp(q, k, k)[1](q), 60),
         ):
             counts.launches.clear()
