@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -179,3 +180,9 @@ def leave_out_long_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     override(monkeypatch, "LONGEST_TRIAL", 300)
     override(monkeypatch, "OTHER_SIZES", ((64, 64), (150, 161, 7)))
     override(monkeypatch, "LONG_LAYER_TRIAL", (33, 40))
+
+
+def try_short_lengths_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `verify` try a model as `assert_right` does: for tests that ask what is written of it."""
+    module = importlib.import_module("sdpa_xp_export.verify")
+    monkeypatch.setattr(module, "planned_cases", lambda call, *_, **__: short_settings(call))

@@ -16,6 +16,7 @@ import pytest
 from command import printed, refused, run
 from internals import backends, comparison, demo, features, say_table
 from libraries import installed
+from short_runs import try_short_lengths_alone
 
 import sdpa_xp
 from sdpa_xp_export import TensorSpec, verify
@@ -71,6 +72,7 @@ def test_help_says_all_of_what_each_command_does(monkeypatch: pytest.MonkeyPatch
 def test_help_has_an_example_of_each_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They run as they stand, and replace no file; `agree` and `demo` take long, and have their own tests."""
     monkeypatch.chdir(tmp_path)
+    try_short_lengths_alone(monkeypatch)
     lines = [shlex.split(line) for line in run()[1].splitlines() if line.startswith("    sdpa-xp ")]
     assert sorted(line[1] for line in lines) == ["agree", "backends", "demo", "export", "verify"]
     for _, command, *arguments in lines:
