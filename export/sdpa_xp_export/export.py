@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import onnx
@@ -133,24 +132,16 @@ def export_call(
     if opset is None:
         opset = written.opset_of(call) if written.opset_of else written.default_opset
     graph = Graph(GraphSettings(opset=opset, runtime=target, namespace=_arrays, attend=refuse_attention))
-    named = {argument: graph.input(argument, spec.dtype, spec.shape) for argument, spec in call.inputs.items()}
-    named |= {
-        argument: graph.weight(argument, constant.numbers) for argument, constant in call.initializers.items()
-    }
-    text = to_json(call)
-    metadata = Metadata(
-        version=sdpa_xp.__version__,
-        call=text,
-        digest=digest(text, call.initializers),
-        form=name,
-        reason=reason,
-        runtime=str(target),
-    )
-    return finished_model(graph, write_call(graph, call, named, name), metadata)
+    outputs, text = write_call(graph, call, name), to_json(call)
+    stated = {"call": text, "digest": digest(text, call.initializers), "form": name, "reason": reason}
+    return finished_model(graph, outputs, stated)
 
 
-def finished_model(graph: Graph, outputs: Mapping[str, GraphValue], metadata: Metadata) -> Model:
-    """Return the model, which has passed onnx.checker; its outputs get the names that they stand under."""
+def finished_model(graph: Graph, outputs: Mapping[str, GraphValue], stated: Mapping[str, str]) -> Model:
+    """Return the model, which has passed onnx.checker, with what is stated of it in its metadata.
+
+    Its outputs get the names that they stand under.
+    """
     names, written = {}, graph.written
     graph.prune(outputs.values())
     for name, value in outputs.items():
@@ -171,7 +162,8 @@ def finished_model(graph: Graph, outputs: Mapping[str, GraphValue], metadata: Me
     finished = with_weights(model, written.weights, graph.function)
     bare = without_numbers(finished)
     onnx.checker.check_model(bare, full_check=True)  # the checker takes at most 2 GiB
-    replace(metadata, math=MATH_MODE).write(model, bare)
+    facts = {"version": sdpa_xp.__version__, "runtime": str(graph.runtime), "math": MATH_MODE}
+    Metadata(**facts, **stated).write(model, bare)
     return finished
 
 

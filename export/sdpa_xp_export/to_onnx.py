@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from numbers import Number
 from typing import Any
 
-import sdpa_xp
 from sdpa_xp._checks.messages import shown
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
@@ -18,7 +17,7 @@ from . import _arrays
 from ._call.call import FormChoice
 from ._call.mask_analysis import CallNumbers, numbers_as_json, numbers_of
 from ._dtypes.dtype import FLOATING, default_dtypes
-from ._files.model import Metadata, Model
+from ._files.model import Model
 from ._graph import Graph, GraphSettings, GraphValue, moved_inputs
 from ._layer.call_signature import Caller
 from ._layer.layer import (
@@ -124,14 +123,12 @@ def model_of_call(
     check_loaded_opset(FUNCTION, attention.opset, target)  # a layer may call no attention, which would check it
     for name, value in traced.outputs.items():
         target.check_dtype(FUNCTION, f"{name}.dtype", value.elem_type)
-    metadata = Metadata(
-        version=sdpa_xp.__version__,
-        forms=json.dumps([{"form": form, "reason": reason} for form, reason in attention.chosen]),
-        runtime=str(target),
-        numbers=numbers_as_json(traced.numbers),
-        arguments=json.dumps(traced.fixed_arguments),
-    )
-    return finished_model(traced.graph, traced.outputs, metadata), traced.result
+    stated = {
+        "forms": json.dumps([{"form": form, "reason": reason} for form, reason in attention.chosen]),
+        "numbers": numbers_as_json(traced.numbers),
+        "arguments": json.dumps(traced.fixed_arguments),
+    }
+    return finished_model(traced.graph, traced.outputs, stated), traced.result
 
 
 @dataclass(frozen=True, slots=True)

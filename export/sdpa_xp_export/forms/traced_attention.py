@@ -55,10 +55,13 @@ def refuse_attention(
     raise ArgumentTypeError(graph.function, rule, {"function": function})
 
 
-def write_call(
-    graph: Graph, call: ExportCall, named: dict[str, GraphValue], form: FormName
-) -> dict[str, GraphValue]:
-    """Return the outputs of a call, whose operands are the values of the graph under their names."""
+def write_call(graph: Graph, call: ExportCall, form: FormName) -> dict[str, GraphValue]:
+    """Return the outputs of a call; what the graph has not computed becomes an input or an initializer."""
+    named = {
+        name: spec.value if isinstance(spec, ComputedSpec) else graph.input(name, spec.dtype, spec.shape)
+        for name, spec in call.inputs.items()
+    }
+    named |= {name: graph.weight(name, constant.numbers) for name, constant in call.initializers.items()}
     part = graph.part_of_call(named, call.accumulation_dtype, refuse_attention)
     written = {}
     for name, value in FORMS[form].write(part, call).items():
@@ -117,8 +120,7 @@ class TracedAttention:
         form, reason = choose(graph.function, call, self.form, self.opset, self.target)
         self.chosen.append((form, reason))
         self.calls.append(call)
-        named = {name: cast(ComputedSpec, spec).value for name, spec in call.inputs.items()}
-        written = write_call(graph, call, named, form)
+        written = write_call(graph, call, form)
         returned = {name: xp.squeeze(value, axis=1) if adds_head else value for name, value in written.items()}
         # The operator returns the joined cache, so the layer's own Concat is left out if nothing else reads it.
         for name in ("key", "value"):
