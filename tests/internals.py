@@ -213,6 +213,7 @@ PLACES = {
     "spreads": "sdpa_xp_export._verify.reference:spreads",
     "stages": "sdpa_xp_export._verify.reference:stages",
     "SESSIONS": "sdpa_xp_export._runtime.worker:SESSIONS",
+    "StatedModel": "sdpa_xp_export._files.model:StatedModel",
     "stated_call": "sdpa_xp_export._verify.model:stated_call",
     "stated_runtimes": "sdpa_xp_export._runtime.releases:stated_runtimes",
     "state": "sdpa_xp_export._layer.state",

@@ -19,6 +19,7 @@ from internals import (
     CallLengths,
     Case,
     ExportCall,
+    StatedModel,
     TimedRun,
     check_interface,
     computed_dtype,
@@ -58,7 +59,7 @@ def assert_right(
 
     `functions` are the mask and the bias that its metadata cannot hold. A session of onnxruntime may be open.
     """
-    call = stated_call(model, functions)
+    call = stated_call(StatedModel.from_model(model), functions)
     check_interface(model, call)
     computed_in = computed_dtype(model, call, engine.element_types)
     key = metadata_of(model)["sdpa_xp.digest"], computed_in, seed, *functions.values()

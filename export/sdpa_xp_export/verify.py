@@ -26,7 +26,7 @@ from sdpa_xp.masks import Mask
 from ._call.mask_analysis import CallNumbers, constants, numbers_from_json
 from ._dtypes.dtype import ONNX_DTYPE
 from ._files.loading import loaded_model
-from ._files.model import Model, exported_models, metadata_of
+from ._files.model import Model
 from ._files.paths import PathArgument, check_is_no_input, free_target, publish
 from ._layer.layer import bound_arguments, with_arrays
 from ._runtime.limits import TIMEOUT, check_limits, deadline
@@ -152,7 +152,7 @@ def verify(
     form, reason = report.form or "unknown", report.reason or "unknown"
     report = replace(report, form=form, reason=reason, notes=notes, left_out=missing)
     if record:
-        write_verdict(model, loaded, report, call_from_metadata=call is None and not functions)
+        write_verdict(model, loaded.model, report, call_from_metadata=call is None and not functions)
     return report
 
 
@@ -226,9 +226,9 @@ def verify_layer(
     """
     rule = "`model` must be what to_onnx returned, or the path of its file"
     loaded = loaded_model("verify_layer", model, rule)
-    if len(exported := exported_models(loaded)) == 1 and exported[0].call:
+    if len(loaded.parts) == 1 and loaded.parts[0].call:
         rule = "`model` is a call that export_attention wrote; use verify(model)"
-        raise ArgumentValueError("verify_layer", rule, {"metadata": sorted(metadata_of(loaded))})
+        raise ArgumentValueError("verify_layer", rule, {"metadata": loaded.names})
     check_engine("verify_layer", engine, provider)
     check_flag("verify_layer", "thorough", thorough)
     check_limits("verify_layer", timeout, memory)
@@ -237,24 +237,25 @@ def verify_layer(
         check_is_no_input(
             GOLDEN, target, {Path(model): "the model"} if isinstance(model, str | os.PathLike) else {}
         )
-    specs, draws = input_specs(loaded), {} if draw is None else draw
+    proto = loaded.model
+    specs, draws = input_specs(proto), {} if draw is None else draw
     arguments = _checked_arguments(layer, specs, draws, keywords)
     seed = seed_of("verify_layer", seed)
 
-    stated = [numbers for part in exported for numbers in numbers_from_json(part.numbers)]
+    stated = [numbers for part in loaded.parts for numbers in numbers_from_json(part.numbers)]
     traced, left_out = _traced_numbers(layer, arguments)
     # Names for lengths that are computed may differ between the two; they are never chosen.
     calls = [*(traced or []), *stated]  # a file can state too few
     calls = [call for n, call in enumerate(calls) if call not in calls[:n]]
-    chosen = LayerLengths(calls, specs, blocks_of(loaded)[0], thorough=thorough, memory=memory)
-    inputs = LayerInputs(loaded, specs, draws, stated if traced is None else traced, engine)
+    chosen = LayerLengths(calls, specs, blocks_of(proto)[0], thorough=thorough, memory=memory)
+    inputs = LayerInputs(proto, specs, draws, stated if traced is None else traced, engine)
     # A model that computes in float64 has no wider dtype to be compared in.
-    types = {value.type.tensor_type.elem_type for value in (*loaded.graph.input, *loaded.graph.output)}
+    types = {value.type.tensor_type.elem_type for value in (*proto.graph.input, *proto.graph.output)}
     rng, double = np.random.default_rng([seed, 2]), ONNX_DTYPE["float64"] in types
     both = BothLayers(layer, keywords, rng, double=double)
     tried = CaseList(both, inputs, chosen, seed)
     tried.fill()
-    _check_outputs(loaded, tried.cases[0].exact)
+    _check_outputs(proto, tried.cases[0].exact)
 
     scores = max((math.prod(call.sizes(case.lengths)) for call in calls for case in tried.cases), default=0)
     widths = ("float64", "float32", "bfloat16", "float16") if both.why_not_wide else ()
@@ -270,7 +271,7 @@ def verify_layer(
         notes.append(missing_note(loaded, layer, keywords))
         notes.append("the golden file was not written, since the model disagrees" if golden is not None else "")
     elif golden is not None:
-        data = golden_file(loaded, both, tried.cases, [seed, reference, *report.left_out])
+        data = golden_file(proto, both, tried.cases, [seed, reference, *report.left_out])
         publish(data, target, GOLDEN, overwrite=overwrite)
     return replace(report, notes=tuple(filter(None, notes)))
 
@@ -290,11 +291,11 @@ def verify_golden(
     if record:
         check_recordable(model)
     loaded = loaded_model("verify", model, "`model` must be the path of its file")
-    cases, of_layer = read_golden(golden, loaded)
+    cases, of_layer = read_golden(golden, loaded.model)
     with running_model(loaded, provider, engine, timeout, memory) as running:
         report = _run(running, of_layer, cases, None)
     if record:
-        write_verdict(model, loaded, report)
+        write_verdict(model, loaded.model, report)
     return report
 
 

@@ -136,22 +136,22 @@ def test_verify_says_that_models_were_merged(older: bool) -> None:
     words = r"^verify: `model` must be one exported model, but several .* were merged; got models=3\. .*`call`"
     with pytest.raises(ValueError, match=words):
         verify(merged)
-    assert [str(runtime) for runtime in stated_runtimes(merged)] == [*RUNTIMES[1:]]
+    assert [str(runtime) for runtime in stated_runtimes(exported_models(merged))] == [*RUNTIMES[1:]]
 
 
 def test_each_runtime_of_merged_models_is_judged() -> None:
     """Releases of two programs are not compared; two providers of one release are two runtimes."""
     openvino, newer = "openvino>=2026.4;cpu", "onnxruntime>=1.32;cpu"
-    merged = merged_calls(openvino, newer)
+    runtimes = stated_runtimes(exported_models(merged_calls(openvino, newer)))
     unsure = "results are not promised"
     another = f"a part of the file is for {newer}, and not for OpenVINO: {unsure}"
-    assert runtime_notes(merged, "2026.4.1", ["OpenVINO"], "openvino") == (another,)
+    assert runtime_notes(runtimes, "2026.4.1", ["OpenVINO"], "openvino") == (another,)
     another = f"a part of the file is for {openvino}, and not for onnxruntime: {unsure}"
     older = f"onnxruntime 1.31.1 is older than a part of the file's {newer}: {unsure}"
-    assert runtime_notes(merged, "1.31.1", [CPU]) == (another, older)
-    merged = merged_calls(RUNTIMES[2], "onnxruntime>=1.28;cpu", "onnx")
+    assert runtime_notes(runtimes, "1.31.1", [CPU]) == (another, older)
+    runtimes = stated_runtimes(exported_models(merged_calls(RUNTIMES[2], "onnxruntime>=1.28;cpu", "onnx")))
     other = f"a part of the file is for {RUNTIMES[2]}: results on {CPU} are not {unsure.split()[-1]}"
-    assert runtime_notes(merged, "1.31.1", [CPU]) == (other,)
+    assert runtime_notes(runtimes, "1.31.1", [CPU]) == (other,)
 
 
 @pytest.mark.usefixtures("short_verify")

@@ -22,7 +22,7 @@ from onnx.external_data_helper import load_external_data_for_tensor, uses_extern
 
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
-from .model import LargeModel, Model, check_holds_data, data_locations, messages
+from .model import LargeModel, Model, StatedModel, check_holds_data, data_locations, messages
 from .paths import PathArgument, absence_hint, reason, with_text
 
 T = TypeVar("T")
@@ -177,13 +177,12 @@ def _short(value: object) -> str:
     return repr(value)[:200]
 
 
-def loaded_model(function: str, model: object, rule: str) -> Model:
+def loaded_model(function: str, model: object, rule: str) -> StatedModel:
     """Return a model, or read it from the file of that path; `rule` is for anything else."""
-    if isinstance(model, LargeModel):
-        return model
-    if isinstance(model, onnx.ModelProto):
-        check_holds_data(function, model)
-        return model
     if isinstance(model, str | os.PathLike):
-        return load(function, model)
-    raise ArgumentTypeError(function, rule, {"model": type(model).__name__})
+        return StatedModel.from_model(load(function, model))
+    if not isinstance(model, Model):
+        raise ArgumentTypeError(function, rule, {"model": type(model).__name__})
+    if not isinstance(model, LargeModel):
+        check_holds_data(function, model)
+    return StatedModel.from_model(model)

@@ -381,6 +381,23 @@ def exported_models(model: Model) -> list[Metadata]:
     return [Metadata(**entries) for entries in models.values()]
 
 
+@dataclass(frozen=True, slots=True)
+class StatedModel:
+    """A model, and what its metadata state, which is read once. Anyone may have written them."""
+
+    model: Model
+    parts: Sequence[Metadata]
+    """What each exported model states that was merged into this one."""
+    names: Sequence[str]
+    """The names of all metadata, for messages."""
+    verdict: str
+    """What an earlier verification found; empty if nothing."""
+
+    @classmethod
+    def from_model(cls, model: Model) -> StatedModel:
+        return cls(model, exported_models(model), sorted(metadata_of(model)), recorded_verdict(model))
+
+
 def metadata_of(model: Model) -> dict[str, str]:
     """Return all metadata of a model, those that the exporter wrote by their names."""
     entries = {entry.key: entry.value for entry in model.metadata_props}

@@ -28,7 +28,7 @@ from . import child
 from .engine import TimedRun
 from .frames import Frame, TooLargeError, receive, send
 from .limits import TIMEOUT, ModelFailedError, failed, shown_limit, time_left
-from .releases import ENGINES, PLUGINS, PROVIDERS, EngineName, runtime_notes, short_provider
+from .releases import ENGINES, PLUGINS, PROVIDERS, EngineName, short_provider
 from .session import check_installed, check_started, chosen_providers, not_installed, probe, source_of, wanted
 from .worker import OVER_MEMORY
 
@@ -146,29 +146,21 @@ class RuntimeProcess:
 
     @contextmanager
     def session(self, model: Model, provider: str) -> Iterator[RemoteSession]:
-        """Load `model` on `provider`; when the block ends, the session knows where its nodes ran.
-
-        The error of a model says how its runtime differs from this one.
-        """
-        try:
-            with temporary():
-                source = source_of(model, Path(tempfile.mkdtemp(dir=self._folder)))
-            load = {
-                "provider": provider,
-                "profile": str(self._folder / "profile"),
-                "outputs": [output.name for output in model.graph.output],
-                "file": source if isinstance(source, str) else None,
-            }
-            arrays = {"model": np.frombuffer(source, np.uint8)} if isinstance(source, bytes) else {}
-            facts = self.ask("load", "load", load | self._limiting(), arrays).facts
-            check_started(provider, facts["providers"])
-            remote = RemoteSession(self, facts["math_mode"])
-            yield remote
-            nodes = self.ask("run", "placements", {}, {}).facts["nodes"]
-        except ModelFailedError as error:
-            if notes := runtime_notes(model, self.version, [provider], self.engine):
-                raise ModelFailedError(f"{error} {'; '.join(notes)}.") from error
-            raise
+        """Load `model` on `provider`; when the block ends, the session knows where its nodes ran."""
+        with temporary():
+            source = source_of(model, Path(tempfile.mkdtemp(dir=self._folder)))
+        load = {
+            "provider": provider,
+            "profile": str(self._folder / "profile"),
+            "outputs": [output.name for output in model.graph.output],
+            "file": source if isinstance(source, str) else None,
+        }
+        arrays = {"model": np.frombuffer(source, np.uint8)} if isinstance(source, bytes) else {}
+        facts = self.ask("load", "load", load | self._limiting(), arrays).facts
+        check_started(provider, facts["providers"])
+        remote = RemoteSession(self, facts["math_mode"])
+        yield remote
+        nodes = self.ask("run", "placements", {}, {}).facts["nodes"]
         remote.placements += [
             Placement(str(name), str(op), str(ran_on), provider) for name, op, ran_on in nodes
         ]

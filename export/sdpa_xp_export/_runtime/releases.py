@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias, get_args
 from sdpa_xp._checks.messages import nearest_hint
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
-from .._files.model import Model, exported_models
+from .._files.model import Metadata
 
 ProviderName: TypeAlias = Literal[
     "cpu", "cuda", "wasm", "webgpu", "CPUExecutionProvider", "CUDAExecutionProvider", "WebGpuExecutionProvider"
@@ -293,34 +293,34 @@ class Runtime:
         return f"{program}>={release_text(self.release)};{provider}"
 
 
-def stated_runtimes(model: Model) -> tuple[Runtime, ...]:
+def stated_runtimes(parts: Iterable[Metadata]) -> tuple[Runtime, ...]:
     """Return the runtimes that a model was written for: one, or none, or those of the parts that were merged.
 
     Of several releases of a provider, the newest counts.
     """
     newest: dict[str, Runtime] = {}
-    for exported in exported_models(model):
+    for part in parts:
         with suppress(ValueError):  # anyone may have written the file
-            stated = Runtime.parse("verify", exported.runtime)
+            stated = Runtime.parse("verify", part.runtime)
             known = newest.setdefault(stated.provider, stated)
             newest[stated.provider] = max(known, stated, key=lambda runtime: runtime.release)
     return tuple(newest.values())
 
 
 def runtime_notes(
-    model: Model,
+    runtimes: Collection[Runtime],
     installed: str,
     ran_on: Iterable[str],
     engine: EngineName = "onnxruntime",
     *,
     is_finished: bool = False,
 ) -> tuple[str, ...]:
-    """Return how the installed release and the providers differ from the model's runtimes.
+    """Return how the installed release and the providers differ from the runtimes that a model is for.
 
     Also that the release is newer than all that were tried, and if the model `is_finished` on all providers,
     which ones of its runtimes did not run it.
     """
-    notes, names, runtimes = [], [*ran_on], stated_runtimes(model)
+    notes, names = [], [*ran_on]
     file = "the file" if len(runtimes) == 1 else "a part of the file"
     for stated in runtimes:
         older = stated.older_note(installed, engine, file)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeVar
 
 from .._call.call import ExportCall
-from .._files.model import Model, exported_models, recorded_verdict
-from .._runtime.limits import check_time, paused
+from .._files.model import StatedModel
+from .._runtime.limits import ModelFailedError, check_time, paused
 from .._runtime.process import RemoteSession, RuntimeProcess, runtime_process
-from .._runtime.releases import ENGINES, EngineName, ProviderName, runtime_notes, stated_runtimes
+from .._runtime.releases import ENGINES, EngineName, ProviderName, Runtime, runtime_notes, stated_runtimes
 from ..report import LayerReport, Run
 from .case_lengths import Lengths, shown_lengths
 from .expected import Arrays
@@ -88,15 +88,27 @@ class Outcome(NamedTuple):
 
 
 class RunningModel(NamedTuple):
-    """A model, the process of the engine that runs it, and the providers, by their full names."""
+    """A model, the runtimes that it is for, the process of the engine that runs it, and the providers."""
 
-    model: Model
+    stated: StatedModel
+    runtimes: Collection[Runtime]
     process: RuntimeProcess
     providers: Sequence[str]
+    """By their full names."""
 
     def computed_dtype(self, call: ExportCall) -> str:
         """Return the dtype of the scores and sums; the process infers types, as a file may lie."""
-        return computed_dtype(self.model, call, self.process.element_types)
+        return computed_dtype(self.stated.model, call, self.process.element_types)
+
+    @contextmanager
+    def failures_noted(self, provider: str) -> Iterator[None]:
+        """Let the error of the model say how its runtimes differ from this one."""
+        try:
+            yield
+        except ModelFailedError as error:
+            if notes := runtime_notes(self.runtimes, self.process.version, [provider], self.process.engine):
+                raise ModelFailedError(f"{error} {'; '.join(notes)}.") from error
+            raise
 
     def run(
         self,
@@ -113,11 +125,11 @@ class RunningModel(NamedTuple):
             judge: Returns the runs of the outcomes on a provider.
             done: A function that is told of each run.
         """
-        model, process, providers = self
+        stated, runtimes, process, providers = self
         runs, sessions = list[Run](), dict[str, RemoteSession]()
         for name in providers:
             outcomes = []
-            with process.session(model, name) as session:
+            with self.failures_noted(name), process.session(stated.model, name) as session:
                 sessions[name] = session
                 for case in cases():
                     # To free memory takes time, so runs with few scores keep it for the next.
@@ -127,25 +139,25 @@ class RunningModel(NamedTuple):
                     outcomes.append(Outcome(case.shown, compared, run.seconds, run.peak_bytes, is_plain))
             check_time()
             runs += judge(outcomes, name)
-        chosen = [choice for exported in exported_models(model) for choice in exported.chosen]
+        chosen = [choice for part in stated.parts for choice in part.chosen]
         forms, reasons = (dict.fromkeys(choice[part] for choice in chosen) for part in (0, 1))
-        notes = runtime_notes(model, process.version, sessions, process.engine, is_finished=True)
+        notes = runtime_notes(runtimes, process.version, sessions, process.engine, is_finished=True)
         return report(
             form=", ".join(forms),
             reason="; ".join(reasons),
             onnxruntime=process.version if process.engine == "onnxruntime" else "",
-            notes=(*process.notes, *notes, *filter(None, [recorded_verdict(model)])),
+            notes=(*process.notes, *notes, *filter(None, [stated.verdict])),
             runs=tuple(runs),
             placements=tuple(placed for session in sessions.values() for placed in session.placements),
             engine=f"{ENGINES[process.engine]} {process.version}",
-            runtime=", ".join(map(str, stated_runtimes(model))),
+            runtime=", ".join(map(str, runtimes)),
             math_mode=" and ".join(dict.fromkeys(session.math_mode for session in sessions.values())),
         )
 
 
 @contextmanager
 def running_model(
-    model: Model,
+    stated: StatedModel,
     provider: ProviderName | None,
     engine: EngineName,
     timeout: float,
@@ -154,10 +166,10 @@ def running_model(
     scores: int = 0,
 ) -> Iterator[RunningModel]:
     """Start the engine, and end it when the block ends. The largest run has that many `scores`."""
-    with runtime_process(model, timeout, memory, scores=scores, engine=engine) as process:
+    with runtime_process(stated.model, timeout, memory, scores=scores, engine=engine) as process:
         with paused():  # the start of Python is no fault of the model
             providers = process.providers(provider)
-        yield RunningModel(model, process, providers)
+        yield RunningModel(stated, stated_runtimes(stated.parts), process, providers)
 
 
 def judged(outcomes: Sequence[Outcome], provider: str, computed_in: str | None = None) -> Iterator[Run]:

@@ -19,7 +19,7 @@ from .._call.call import OF_TRACED_CALLS, OPTIONS, ExportCall, checked_call
 from .._call.operands import AXES, Initializer
 from .._call.text import digest, from_json, to_json
 from .._dtypes.dtype import ONNX_DTYPE
-from .._files.model import Model, exported_models, initializers, messages, metadata_of, without_numbers
+from .._files.model import Model, StatedModel, initializers, messages, without_numbers
 from .._runtime.limits import ModelFailedError
 from ..spec import TensorSpec
 from .case_lengths import MOST_NUMBERS, OF_A_NUMBER, CallLengths, count_of, numbers_within
@@ -65,9 +65,9 @@ def _integers(tensor: onnx.TensorProto) -> list[int]:
     return [*map(int, np.frombuffer(whole, "<i8")), *tensor.int64_data]
 
 
-def stated_call(model: Model, functions: Mapping[str, Any]) -> ExportCall:
+def stated_call(model: StatedModel, functions: Mapping[str, Any]) -> ExportCall:
     """Return the call in the metadata, if the numbers in the model have not changed since the export."""
-    several = exported_models(model)
+    several = model.parts
     if len(several) > 1:
         rule = "`model` must be one exported model, but several exported models were merged"
         hint = (
@@ -83,7 +83,7 @@ def stated_call(model: Model, functions: Mapping[str, Any]) -> ExportCall:
         rule = "`model` must be one that export_attention wrote, since `call` is not given"
         hint = "Another program wrote the file, or a tool has dropped its metadata. "
         raise _no_call(model, rule, hint + "Pass `call` to say what it should compute.")
-    numbers = {name: Initializer(name, array) for name, array in initializers(model)}
+    numbers = {name: Initializer(name, array) for name, array in initializers(model.model)}
     try:  # anyone may have written the file, so each part of its text may be wrong
         call = from_json(stated.call, numbers, functions)
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -98,8 +98,8 @@ def stated_call(model: Model, functions: Mapping[str, Any]) -> ExportCall:
     return call
 
 
-def _no_call(model: Model, rule: str, hint: str) -> ArgumentValueError:
-    got = {"metadata": ", ".join(sorted(metadata_of(model))) or "none"}
+def _no_call(model: StatedModel, rule: str, hint: str) -> ArgumentValueError:
+    got = {"metadata": ", ".join(model.names) or "none"}
     return ArgumentValueError("verify", rule, got, hint)
 
 
@@ -117,10 +117,9 @@ def of_metadata(call: ExportCall, trials: Iterator[T]) -> Iterator[T]:
         ) from error
 
 
-def other_call_note(model: Model, call: ExportCall) -> str:
+def other_call_note(model: StatedModel, call: ExportCall) -> str:
     """Return where the call in the metadata is not `call`; empty if it is the same, or if there is none."""
-    several = exported_models(model)
-    stated = several[0].options if len(several) == 1 else {}
+    stated = model.parts[0].options if len(model.parts) == 1 else {}
     if not stated:
         return ""
     wanted = json.loads(to_json(call))
@@ -135,7 +134,7 @@ def other_call_note(model: Model, call: ExportCall) -> str:
 
 
 def subject_of(
-    model: Model, arguments: object, functions: Mapping[str, Any], memory: int | None
+    model: StatedModel, arguments: object, functions: Mapping[str, Any], memory: int | None
 ) -> tuple[ExportCall, list[int], int]:
     """Return a model's own call, or the caller's `arguments` of `export_attention`, and its `blocks_of`."""
     if arguments is None:
@@ -144,9 +143,9 @@ def subject_of(
         known = [name for name in OPTIONS if name not in OF_TRACED_CALLS]
         check_keys("verify", "call", arguments, known, ("query", "key", "value"))
         call = checked_call("verify", **cast(Mapping[str, Any], arguments))
-    check_interface(model, call)
+    check_interface(model.model, call)
     check_size(call, numbers_within(memory, OF_A_NUMBER))
-    return call, *blocks_of(model)
+    return call, *blocks_of(model.model)
 
 
 def check_interface(model: Model, call: ExportCall) -> None:
@@ -226,9 +225,9 @@ def _interface_error(kind: str, got: dict[str, str], wanted: dict[str, str]) -> 
     return ArgumentValueError("verify", rule, {name: text for name, text in facts.items() if text})
 
 
-def missing_note(model: Model, layer: Callable[..., Any], keywords: Mapping[str, Any]) -> str:
+def missing_note(model: StatedModel, layer: Callable[..., Any], keywords: Mapping[str, Any]) -> str:
     """Return which arguments `to_onnx` was given, and `verify_layer` was not; empty if there are none."""
-    recorded = dict.fromkeys(name for exported in exported_models(model) for name in exported.fixed_arguments)
+    recorded = dict.fromkeys(name for part in model.parts for name in part.fixed_arguments)
     known = {*keywords, *(layer.keywords if isinstance(layer, partial) else ())}
     missing = [name for name in recorded if name not in known]
     if not missing:

@@ -10,11 +10,12 @@ from typing import Any
 import onnx
 import pytest
 from command import run
-from internals import process
+from internals import StatedModel, exported_models, process
 
 import sdpa_xp_export
-from sdpa_xp_export import TensorSpec, export_attention, save
+from sdpa_xp_export import TensorSpec, export_attention, save, verify
 
+CARRIERS = onnx.ModelProto | StatedModel
 PACKAGE = str(Path(sdpa_xp_export.__file__).parent)
 READERS = ("_files", "_runtime")
 """The folders that read a model from its file, and run it; all others only hand it on."""
@@ -43,8 +44,8 @@ def test_few_functions_hand_a_model_on(tmp_path: Path, monkeypatch: pytest.Monke
     rooms, stack = list[str](), list[str]()
 
     def has_model(frame: FrameType) -> bool:
-        known = [x for x in frame.f_locals.values() if isinstance(x, onnx.ModelProto | str | Path)]
-        return any(isinstance(x, onnx.ModelProto) or str(x) == str(path) for x in known)
+        known = [x for x in frame.f_locals.values() if isinstance(x, CARRIERS | str | Path)]
+        return any(isinstance(x, CARRIERS) or str(x) == str(path) for x in known)
 
     def watch(frame: FrameType, event: str, _: object) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(PACKAGE) and has_model(frame):
@@ -62,3 +63,21 @@ def test_few_functions_hand_a_model_on(tmp_path: Path, monkeypatch: pytest.Monke
         run("verify", path)
     assert stack[: stack.index("run_verify") + 1] == ["run", "verify", "run_verify"]
     assert rooms == ["cli", "*.py", "_verify", "*.py", "_verify"]  # read, then run: two returns
+
+
+@pytest.mark.usefixtures("short_verify")
+def test_what_a_model_states_is_read_once() -> None:
+    """Its call, its runtimes, its form and an earlier verdict are of one reading."""
+    qkv, readers = TensorSpec("float32", (1, 1, 3, 8)), list[str]()
+    model, another = export_attention(qkv, qkv, qkv, is_causal=True), {"query": qkv, "key": qkv, "value": qkv}
+
+    def watch(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code is exported_models.__code__:
+            readers.append(ours(frame)[1].f_code.co_qualname)
+
+    sys.setprofile(watch)
+    try:
+        assert not verify(model, call=another, seed=0).agrees  # so the report also says what the model states
+    finally:
+        sys.setprofile(None)
+    assert readers == ["StatedModel.from_model"]
