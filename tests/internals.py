@@ -223,7 +223,7 @@ PLACES = {
     "threads": "sdpa_xp._run.threads",
     "Tile": "sdpa_xp._tiles.tile:Tile",
     "TileSize": "sdpa_xp._tiles.tuning:TileSize",
-    "TARGETS": "sdpa_xp_export._runtime.releases:TARGETS",
+    "TARGETS": "sdpa_xp_export._runtime.releases:WRITTEN_FOR",
     "TimedRun": "sdpa_xp_export._runtime.engine:TimedRun",
     "to_json": "sdpa_xp_export._call.text:to_json",
     "Torch": "sdpa_xp._libraries.torch:Torch",

@@ -125,13 +125,13 @@ def export_call(
 ) -> Model:
     """Return the model of a call that has been checked."""
     function = "export_attention"
-    target = Runtime.parse(function, runtime)
-    check_tensors(function, call, target)
-    name, reason = choose(function, call, form, opset, target)
+    parsed = Runtime.parse(function, runtime)
+    check_tensors(function, call, parsed)
+    name, reason = choose(function, call, form, opset, parsed)
     written = FORMS[name]
     if opset is None:
         opset = written.opset_of(call) if written.opset_of else written.default_opset
-    graph = Graph(GraphSettings(opset=opset, runtime=target, namespace=_arrays, attend=refuse_attention))
+    graph = Graph(GraphSettings(opset=opset, runtime=parsed, namespace=_arrays, attend=refuse_attention))
     outputs, text = write_call(graph, call, name), to_json(call)
     stated = {"call": text, "digest": digest(text, call.initializers), "form": name, "reason": reason}
     return finished_model(graph, outputs, stated)

@@ -118,29 +118,29 @@ def jit(
     if not callable(layer):
         got = {"layer": type(layer).__name__}
         raise ArgumentTypeError(FUNCTION, "`layer` must be callable", got, NOT_CALLABLE_HINT)
-    target = Runtime.parse(FUNCTION, runtime)
-    _check_here(target)
+    parsed = Runtime.parse(FUNCTION, runtime)
+    _check_here(parsed)
     check_opset(FUNCTION, opset)
-    check_loaded_opset(FUNCTION, opset, target)
+    check_loaded_opset(FUNCTION, opset, parsed)
     check_form(FUNCTION, form)
     verify = check_flag(FUNCTION, "verify", verify)
-    return JittedLayer(layer, target, {"runtime": str(target), "form": form, "opset": opset, "verify": verify})
+    return JittedLayer(layer, parsed, {"runtime": str(parsed), "form": form, "opset": opset, "verify": verify})
 
 
-def _check_here(target: Runtime) -> None:
+def _check_here(runtime: Runtime) -> None:
     """Check that the onnxruntime that is installed is one that the runtime names."""
-    if target.provider not in ("cpu", "cuda"):
+    if runtime.provider not in ("cpu", "cuda"):
         rule = "`runtime` must be onnxruntime on a provider of this process, cpu or cuda"
         hint = "Write a file for a browser or for another program with `to_onnx` and `save`."
-        raise ArgumentValueError(FUNCTION, rule, {"runtime": target}, hint)
+        raise ArgumentValueError(FUNCTION, rule, {"runtime": runtime}, hint)
     onnxruntime = installed_runtime(FUNCTION)
-    if target.older_note(onnxruntime.__version__):
+    if runtime.older_note(onnxruntime.__version__):
         rule = "`runtime` must not be newer than the onnxruntime that is installed"
-        got = {"runtime": target, "installed": onnxruntime.__version__}
+        got = {"runtime": runtime, "installed": onnxruntime.__version__}
         raise ArgumentValueError(FUNCTION, rule, got, "Update onnxruntime, or name its release in `runtime`.")
-    if PROVIDERS[target.provider] not in onnxruntime.get_available_providers():
+    if PROVIDERS[runtime.provider] not in onnxruntime.get_available_providers():
         rule = "`runtime` must be for a provider that onnxruntime offers here"
-        got = {"runtime": target, "offered": ", ".join(onnxruntime.get_available_providers())}
+        got = {"runtime": runtime, "offered": ", ".join(onnxruntime.get_available_providers())}
         hint = "Install onnxruntime-gpu in place of onnxruntime, or leave `runtime` out."
         raise ArgumentValueError(FUNCTION, rule, got, hint)
 
@@ -157,12 +157,12 @@ class JittedLayer:
         ['x']
     """
 
-    __slots__ = ("__dict__", "__weakref__", "_lock", "_options", "_runs", "_state", "_target", "_traced")
+    __slots__ = ("__dict__", "__weakref__", "_lock", "_options", "_runs", "_runtime", "_state", "_traced")
 
-    def __init__(self, layer: Callable[..., Any], target: Runtime, options: _Options) -> None:
+    def __init__(self, layer: Callable[..., Any], runtime: Runtime, options: _Options) -> None:
         self.__wrapped__ = layer
         update_wrapper(self, layer, updated=["__dict__"] * isinstance(layer, FunctionType))
-        self._target, self._options = target, options
+        self._runtime, self._options = runtime, options
         self._lock = RLock()
         self._forget()
         _LAYERS.add(self)
@@ -172,7 +172,7 @@ class JittedLayer:
         self._runs: dict[object, Prepared] = {}
 
     def __repr__(self) -> str:
-        return f"jit({brief(self.__wrapped__)}, runtime={str(self._target)!r})"
+        return f"jit({brief(self.__wrapped__)}, runtime={str(self._runtime)!r})"
 
     def __copy__(self) -> JittedLayer:
         return self  # as a function
@@ -240,7 +240,7 @@ class JittedLayer:
             if has_override(*arrays):  # values of a graph: this layer is called by another one that is traced
                 return self.__wrapped__(*args, **keywords)
             call = LayerCall.from_arguments(FUNCTION, self.__wrapped__, args, keywords)
-            call.check_arrays(FUNCTION, arrays, self._target)
+            call.check_arrays(FUNCTION, arrays, self._runtime)
             if call.is_empty:  # onnxruntime's operators refuse lengths of 0, some of them in some releases
                 return self.__wrapped__(*args, **keywords)
             prepared = self._prepared(call, arrays)
@@ -274,8 +274,8 @@ class JittedLayer:
             if other.takes(call) and _are_equal(model, other.model):
                 state.ignore_repeated(other.state)
         if self._options["verify"]:
-            _verify(model, self.__wrapped__, call.with_shapes(shapes), self._target)
-        session = open_session(model, PROVIDERS[self._target.provider], FUNCTION, spins=True)
+            _verify(model, self.__wrapped__, call.with_shapes(shapes), self._runtime)
+        session = open_session(model, PROVIDERS[self._runtime.provider], FUNCTION, spins=True)
         traced = TracedSignature(
             call.structure,
             call.dtypes,
@@ -298,7 +298,7 @@ class JittedLayer:
         The state is taken before the layer is called, so that the next call sees what another thread changed
         meanwhile. A layer that cannot be traced with some lengths is called again, from the same state.
         """
-        layer, target, options = self.__wrapped__, self._target, self._options
+        layer, runtime, options = self.__wrapped__, self._runtime, self._options
         functions = [part.value for part in call.structure if isinstance(part, Identity)]
 
         tried: list[State] = []
@@ -308,7 +308,7 @@ class JittedLayer:
                 tried[0].restore()
             state = State(layer, functions)
             tried.append(state)
-            attention = TracedAttention(options["form"], target, options["opset"])
+            attention = TracedAttention(options["form"], runtime, options["opset"])
             traced = model_of_call(layer, call.with_shapes(shapes), attention, call.caller, state)
             return traced, state, state.after_call()
 
@@ -406,11 +406,11 @@ def _remember(runs: dict[object, Prepared], key: object, prepared: Prepared) -> 
     runs[key] = prepared
 
 
-def _verify(model: Model, layer: Callable[..., Any], bound: BoundArguments, target: Runtime) -> None:
+def _verify(model: Model, layer: Callable[..., Any], bound: BoundArguments, runtime: Runtime) -> None:
     """Check that the graph of a layer agrees with it."""
     names = ([value.name for value in values] for values in (model.graph.input, model.graph.output))
     by_inputs = partial(_called_by_inputs, layer, bound, *names)
-    report = verify_layer(model, by_inputs, provider=cast(ProviderName, target.provider))
+    report = verify_layer(model, by_inputs, provider=cast(ProviderName, runtime.provider))
     if not report.agrees:
         rule = "the graph of `layer` must agree with it"
         worst = report.worst

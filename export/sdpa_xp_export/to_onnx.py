@@ -101,10 +101,10 @@ def to_onnx(
     if not callable(layer):
         got = {"layer": type(layer).__name__}
         raise ArgumentTypeError(FUNCTION, "`layer` must be callable", got, NOT_CALLABLE_HINT)
-    target = Runtime.parse(FUNCTION, runtime)
+    parsed = Runtime.parse(FUNCTION, runtime)
     hint = "Pass a TensorSpec for each array, and the other arguments as they are."
     bound = bound_arguments(FUNCTION, layer, inputs, keywords, hint)
-    return model_of_call(layer, bound, TracedAttention(form, target, opset))[0]
+    return model_of_call(layer, bound, TracedAttention(form, parsed, opset))[0]
 
 
 def model_of_call(
@@ -119,10 +119,10 @@ def model_of_call(
     Each attention is as `attention` writes it. With a caller, the results have the dtypes of its library, and
     may be numbers that are no outputs.
     """
-    traced, target = _traced(layer, bound, attention, caller, state), attention.target
-    check_loaded_opset(FUNCTION, attention.opset, target)  # a layer may call no attention, which would check it
+    traced, runtime = _traced(layer, bound, attention, caller, state), attention.runtime
+    check_loaded_opset(FUNCTION, attention.opset, runtime)  # a layer may call no attention, which checks it
     for name, value in traced.outputs.items():
-        target.check_dtype(FUNCTION, f"{name}.dtype", value.elem_type)
+        runtime.check_dtype(FUNCTION, f"{name}.dtype", value.elem_type)
     stated = {
         "forms": json.dumps([{"form": form, "reason": reason} for form, reason in attention.chosen]),
         "numbers": numbers_as_json(traced.numbers),
@@ -159,11 +159,11 @@ def _traced(
     state: State | None = None,
 ) -> _Traced:
     """Call a layer with values of a graph instead of specs."""
-    target = attention.target
+    runtime = attention.runtime
     settings = GraphSettings(
         function=FUNCTION,
-        opset=_opset(attention.opset, attention.form, target),
-        runtime=target,
+        opset=_opset(attention.opset, attention.form, runtime),
+        runtime=runtime,
         namespace=_arrays,
         attend=attention,
         numpy_floats_promote=caller is not None and caller.is_numpy,
@@ -172,7 +172,7 @@ def _traced(
     graph = Graph(settings, array_names=names)
 
     def as_input(name: str, spec: TensorSpec) -> GraphValue:
-        target.check_dtype(FUNCTION, f"{name}.dtype", spec.dtype)
+        runtime.check_dtype(FUNCTION, f"{name}.dtype", spec.dtype)
         return graph.input(graph.free_name(name), spec.dtype, spec.shape)
 
     fixed = _fixed_names(bound)
@@ -228,12 +228,12 @@ def _fixed_names(bound: inspect.BoundArguments) -> list[str]:
     ]
 
 
-def _opset(opset: int | None, form: str, target: Runtime) -> int:
+def _opset(opset: int | None, form: str, runtime: Runtime) -> int:
     check_opset(FUNCTION, opset)
     if opset is not None:
         return opset
     newest = FORMS["attention"]  # the form that needs the newest opset; a graph has one for all of its calls
-    may_choose_it = target.is_onnxruntime and not target.is_before(newest.since)
+    may_choose_it = runtime.is_onnxruntime and not runtime.is_before(newest.since)
     return newest.auto_opsets[-1] if may_choose_it or form == newest.name else FORMS["primitive"].default_opset
 
 

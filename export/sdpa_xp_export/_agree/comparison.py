@@ -154,10 +154,10 @@ def _on_backend(backend: Backend, dtype: str) -> Way:
 
 def _on_runtime(form: FormName, provider: str, dtype: str) -> Way:
     runtime = runtime_text(provider, session.version())
-    target = Runtime.parse("agree", runtime)
+    parsed = Runtime.parse("agree", runtime)
 
     def prepare(job: Feature) -> Callable[[Arrays], NDArray[Any]] | str:
-        if why := job.no_graph or unsupported_reason(form, job.call, target):
+        if why := job.no_graph or unsupported_reason(form, job.call, parsed):
             return why
         opened = session.open_session(export_call(job.call, form=form, runtime=runtime), provider)
         return lambda arrays: session.run_session(opened, arrays)[job.call.outputs[0]]

@@ -255,7 +255,7 @@ class LayerCall:
             0 in spec.shape and PAST not in name for name, spec in zip(self.names, self.specs, strict=True)
         )
 
-    def check_arrays(self, function: str, arrays: Sequence[Any], target: Runtime) -> None:
+    def check_arrays(self, function: str, arrays: Sequence[Any], runtime: Runtime) -> None:
         """Check that a session can take the arrays of the call."""
         named = {
             name: arrays[spec.number]
@@ -272,7 +272,7 @@ class LayerCall:
             if dtype not in DTYPES:
                 rule = f"`{name}` must be of a dtype that a graph holds, {', '.join(DTYPES)}"
                 raise ArgumentTypeError(function, rule, {f"{name}.dtype": array.dtype})
-            target.check_dtype(function, f"{name}.dtype", dtype)
+            runtime.check_dtype(function, f"{name}.dtype", dtype)
             if library.is_traced(array):
                 rule = f"`{name}` must have its values when the layer is called"
                 hint = "Compute a lazy array first, and call the layer outside of what another compiler traces."
@@ -281,10 +281,10 @@ class LayerCall:
                 rule = f"`{name}` must need no gradient, since onnxruntime computes none"
                 hint = f"Pass {name}.detach(), or call the layer itself to train it."
                 raise ArgumentValueError(function, rule, {f"{name}.requires_grad": True}, hint)
-            if target.provider == "cpu" and library.is_accelerator(device := library.device(array)):
+            if runtime.provider == "cpu" and library.is_accelerator(device := library.device(array)):
                 rule = f"`{name}` must be on the CPU, as `runtime` is"
-                hint = f"Move it, or pass runtime='{str(target).removesuffix('cpu')}cuda'."
-                raise ArgumentValueError(function, rule, {f"{name}.device": device, "runtime": target}, hint)
+                hint = f"Move it, or pass runtime='{str(runtime).removesuffix('cpu')}cuda'."
+                raise ArgumentValueError(function, rule, {f"{name}.device": device, "runtime": runtime}, hint)
         _, checked = check_one_library(function, named)
         check_one_device(function, checked)
 

@@ -17,11 +17,11 @@ ProviderName: TypeAlias = Literal[
     "cpu", "cuda", "wasm", "webgpu", "CPUExecutionProvider", "CUDAExecutionProvider", "WebGpuExecutionProvider"
 ]
 """A provider on which `verify` can run models, by its short name or by onnxruntime's own name."""
-OnnxruntimeTarget: TypeAlias = Literal["cpu", "cuda", "wasm", "webgpu", "web"]
+OnnxruntimeProvider: TypeAlias = Literal["cpu", "cuda", "wasm", "webgpu", "web"]
 """A provider of onnxruntime that graphs can be written for."""
-TargetProvider: TypeAlias = OnnxruntimeTarget | Literal["openvino", "onnx"]
+RuntimeProvider: TypeAlias = OnnxruntimeProvider | Literal["openvino", "onnx"]
 """What graphs are written for: a provider of onnxruntime, OpenVINO on the CPU, or any reader of ONNX."""
-TARGETS: tuple[OnnxruntimeTarget, ...] = get_args(OnnxruntimeTarget)
+WRITTEN_FOR: tuple[OnnxruntimeProvider, ...] = get_args(OnnxruntimeProvider)
 
 PROVIDERS = {
     "cpu": "CPUExecutionProvider",
@@ -44,8 +44,8 @@ PLUGINS = {
 }
 """What a provider that is in no wheel of onnxruntime needs, and how to install it."""
 SAME_KERNELS = {PROVIDERS["cpu"], PROVIDERS["wasm"]}
-RIGHT_ON: dict[TargetProvider, tuple[TargetProvider, ...]] = {"web": ("wasm", "webgpu")}
-"""The providers on which a graph must be right, if the target stands for several. onnxruntime-web has two:
+RIGHT_ON: dict[RuntimeProvider, tuple[RuntimeProvider, ...]] = {"web": ("wasm", "webgpu")}
+"""The providers on which a graph must be right, if the runtime stands for several. onnxruntime-web has two:
 WebAssembly has the kernels of the CPU, and WebGPU has its own."""
 
 OLDEST = (1, 23)
@@ -56,7 +56,7 @@ OPSETS = range(17, 26)
 """The opsets that graphs are written in."""
 FIRST_RELEASE_OF = {24: (1, 24), 25: (1, 32)}
 """The first release that loads every graph of an opset, if it is not the first release of all."""
-LAST_OPSET: dict[TargetProvider, int] = {"cuda": 24, "openvino": 24}
+LAST_OPSET: dict[RuntimeProvider, int] = {"cuda": 24, "openvino": 24}
 """The last opset that graphs for a provider are written in, if it is not the last of all."""
 
 OLDEST_OPENVINO = (2026, 4)
@@ -75,7 +75,7 @@ ENGINES = {"onnxruntime": "onnxruntime", "openvino": "OpenVINO", "reference": "O
 DEFAULT_RUNTIME = "onnxruntime>=1.28;cpu"
 OPENVINO_RUNTIME = "openvino>=2026.4;cpu"
 STANDARD_RUNTIME = "onnx"
-PROGRAMS = {"onnxruntime": TARGETS, "openvino": ("cpu",), STANDARD_RUNTIME: ()}
+PROGRAMS = {"onnxruntime": WRITTEN_FOR, "openvino": ("cpu",), STANDARD_RUNTIME: ()}
 """What graphs are written for, and the providers of each."""
 _RUNTIME = re.compile(r"(onnxruntime|openvino)>=(\d+(?:\.\d+){1,2});(\w+)")
 
@@ -138,14 +138,14 @@ def nearest_provider(name: object, providers: Iterable[str]) -> str:
     return "" if name in providers else nearest_hint(name, providers, likeness=0.7)  # "gpu" is not like "cpu"
 
 
-def _target(program: str, provider: str) -> TargetProvider | None:
+def _provider(program: str, provider: str) -> RuntimeProvider | None:
     """Return what a graph for a provider of onnxruntime or of OpenVINO is written for; None if nothing is."""
     if program == "openvino":
         return "openvino" if provider == "cpu" else None
-    return next((name for name in TARGETS if name == (short_provider(provider) or provider)), None)
+    return next((name for name in WRITTEN_FOR if name == (short_provider(provider) or provider)), None)
 
 
-def _same_kernels(provider: TargetProvider) -> set[str]:
+def _same_kernels(provider: RuntimeProvider) -> set[str]:
     """Return the full names of the providers that compute with the kernels of this one."""
     full = PROVIDERS.get(provider, provider)
     return SAME_KERNELS if full in SAME_KERNELS else {full}
@@ -157,7 +157,7 @@ class Runtime:
 
     release: Release
     """(0, 0) for any program that follows the standard."""
-    provider: TargetProvider
+    provider: RuntimeProvider
 
     @classmethod
     def parse(cls, function: str, text: object) -> Runtime:
@@ -165,10 +165,10 @@ class Runtime:
         if isinstance(text, str) and text == STANDARD_RUNTIME:
             return cls((0, 0), "onnx")
         match = _RUNTIME.fullmatch(text.replace(" ", "")) if isinstance(text, str) else None
-        provider = None if match is None else _target(match[1], match[3])
+        provider = None if match is None else _provider(match[1], match[3])
         if match is None or provider is None:
             rule = (
-                f"`runtime` must be 'onnxruntime>=RELEASE;PROVIDER', the provider {', '.join(TARGETS)}; "
+                f"`runtime` must be 'onnxruntime>=RELEASE;PROVIDER', the provider {', '.join(WRITTEN_FOR)}; "
                 f"'openvino>=RELEASE;cpu'; or '{STANDARD_RUNTIME}'"
             )
             raise ArgumentValueError(
@@ -250,7 +250,7 @@ class Runtime:
             raise ArgumentTypeError(function, rule, got, f"Pass it in {instead}.")
 
     @property
-    def right_on(self) -> tuple[TargetProvider, ...]:
+    def right_on(self) -> tuple[RuntimeProvider, ...]:
         """The providers on which the graph must be right."""
         return RIGHT_ON.get(self.provider, (self.provider,))
 

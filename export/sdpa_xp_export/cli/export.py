@@ -30,7 +30,7 @@ from .._call.text import Expression, parse
 from .._dtypes.dtype import FLOATING
 from .._files.model import Model, exported_models
 from .._files.paths import PathArgument, absence_hint
-from .._runtime.releases import DEFAULT_RUNTIME, OPENVINO_RUNTIME, STANDARD_RUNTIME, TARGETS
+from .._runtime.releases import DEFAULT_RUNTIME, OPENVINO_RUNTIME, STANDARD_RUNTIME, WRITTEN_FOR
 from .._verify.model import shown_type
 from ..export import export_attention
 from ..forms.choice import FORMS
@@ -41,7 +41,7 @@ from .terminal import check_output, flags, option, say, say_json
 OUTPUT = PathArgument("export", "output")
 DEFAULT_OUTPUT = "attention.onnx"
 RUNTIMES = [
-    *(DEFAULT_RUNTIME.replace("cpu", provider) for provider in TARGETS),
+    *(DEFAULT_RUNTIME.replace("cpu", provider) for provider in WRITTEN_FOR),
     OPENVINO_RUNTIME,
     STANDARD_RUNTIME,
 ]
@@ -136,7 +136,7 @@ def _flags_of_a_call() -> Iterator[inspect.Parameter]:
         "runtime": {"values": RUNTIMES},
     },
     forms=", ".join(FORMS),
-    targets=", ".join(TARGETS),
+    providers=", ".join(WRITTEN_FOR),
     default=DEFAULT_RUNTIME,
     openvino=OPENVINO_RUNTIME,
     standard=STANDARD_RUNTIME,
@@ -159,7 +159,7 @@ def export(
         dtype (<dtype>): Replaces the dtype of query, key, value and cache.
         form (<form>): The form of the graph: auto (default), {forms}.
         opset (<number>): The ONNX opset, 17 to 25. The default depends on the form.
-        runtime (<runtime>): The oldest onnxruntime that will run the file, and its provider ({targets}), in
+        runtime (<runtime>): The oldest onnxruntime that will run the file, and its provider ({providers}), in
             quotes. Or '{openvino}', or '{standard}' for standard operators alone. Default: '{default}'.
         output: The file to write. Default: {file}.
         config: A TOML file with these options, such as is_causal = true. Flags override it.

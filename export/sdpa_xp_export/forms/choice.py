@@ -12,7 +12,7 @@ from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 from .._call.call import ExportCall, FormName
 from .._call.mask_analysis import is_causal, only_causal, unmasked
-from .._runtime.releases import FIRST_RELEASE_OF, LAST_OPSET, OPSETS, Runtime, TargetProvider, release_text
+from .._runtime.releases import FIRST_RELEASE_OF, LAST_OPSET, OPSETS, Runtime, RuntimeProvider, release_text
 from .attention import ATTENTION
 from .contrib import GROUPED_QUERY, MULTI_HEAD
 from .form import Form
@@ -40,7 +40,7 @@ def _cases(kinds: Iterable[Kind], *sizes: Size) -> Cases:
 
 _KINDS: tuple[Kind, ...] = get_args(Kind)
 _FEW, _MANY = _cases(_KINDS, "few queries", "few scores"), _cases(_KINDS, "many scores", "very many scores")
-PREFERRED: dict[FormName, dict[TargetProvider, Cases]] = {
+PREFERRED: dict[FormName, dict[RuntimeProvider, Cases]] = {
     # The WebGPU provider has no kernel for Attention, which falls back to the CPU there; and a program that
     # reads ONNX may compute it with all L x S scores in memory.
     "attention": {"cpu": _cases(("unmasked", "causal"), "few queries", "few scores"), "cuda": _FEW | _MANY},
@@ -58,9 +58,9 @@ PREFERRED: dict[FormName, dict[TargetProvider, Cases]] = {
 }
 """The calls that each form is chosen for, unless a form above it takes them: what masks them and their size, by
 provider. benchmarks/exported.py measured them on the CPU; `UNMEASURED` says why others are expectations."""
-SAME_ORDER: dict[TargetProvider, TargetProvider] = {"wasm": "cpu", "web": "webgpu", "onnx": "webgpu"}
+SAME_ORDER: dict[RuntimeProvider, RuntimeProvider] = {"wasm": "cpu", "web": "webgpu", "onnx": "webgpu"}
 """The provider in `PREFERRED` that another one is like: WebAssembly has the kernels of the CPU."""
-UNMEASURED: dict[TargetProvider, str] = {
+UNMEASURED: dict[RuntimeProvider, str] = {
     "cuda": "no graph was run there",
     **dict.fromkeys(("wasm", "webgpu", "web"), "its time was not measured there"),
     "onnx": "programs differ",
@@ -69,7 +69,7 @@ UNMEASURED: dict[TargetProvider, str] = {
 
 
 def choose(
-    function: str, call: ExportCall, form: str, opset: int | None, target: Runtime
+    function: str, call: ExportCall, form: str, opset: int | None, runtime: Runtime
 ) -> tuple[FormName, str]:
     """Return the form to write, and why it is that one.
 
@@ -78,13 +78,13 @@ def choose(
         call: The call.
         form: The form that was asked for, or "auto".
         opset: The opset that was asked for, or None.
-        target: The oldest runtime, and the provider.
+        runtime: The oldest runtime, and the provider.
     """
     check_form(function, form)
     check_opset(function, opset, f"; no form supports {opset!r}")
     if form == "auto":
-        check_loaded_opset(function, opset, target)
-        name, reason = _best(call, opset, target)
+        check_loaded_opset(function, opset, runtime)
+        name, reason = _best(call, opset, runtime)
     else:
         (name,), reason = (known for known in FORMS if known == form), "asked for"
         # What no release changes comes first, here and in `unsupported_reason`.
@@ -92,35 +92,35 @@ def choose(
         if opset is not None and opset not in allowed:
             rule = f"`opset` must be {allowed[0]} to {allowed[-1]} for form {form!r}"
             raise ArgumentValueError(function, rule, {"opset": repr(opset)})
-        if why := unsupported_reason(name, call, target):
-            hint = _auto_hint(call, opset, target)
+        if why := unsupported_reason(name, call, runtime):
+            hint = _auto_hint(call, opset, runtime)
             got = {"form": form, "query.shape": call.query.shape}
             raise ArgumentValueError(function, f"`form` cannot be {form!r}: {why}", got, hint)
-        check_loaded_opset(function, opset, target)
-    return name, "; ".join(filter(None, [reason, target.untried_note]))
+        check_loaded_opset(function, opset, runtime)
+    return name, "; ".join(filter(None, [reason, runtime.untried_note]))
 
 
-def check_tensors(function: str, call: ExportCall, target: Runtime) -> None:
+def check_tensors(function: str, call: ExportCall, runtime: Runtime) -> None:
     """Check that a program can pass the inputs and outputs of the call; outputs have the query's dtype."""
     for name, spec in call.inputs.items():
-        target.check_dtype(function, f"{name}.dtype", spec.dtype)
-    target.check_dtype(function, "softmax_dtype", call.accumulation_dtype)
+        runtime.check_dtype(function, f"{name}.dtype", spec.dtype)
+    runtime.check_dtype(function, "softmax_dtype", call.accumulation_dtype)
 
 
-def unsupported_reason(form: FormName, call: ExportCall, target: Runtime) -> str | None:
+def unsupported_reason(form: FormName, call: ExportCall, runtime: Runtime) -> str | None:
     """Return why the form does not compute the call right on that runtime or a later one; None if it does.
 
     Reasons that no release removes come before reasons that a newer release removes, also in the function of a
     form: whoever raises the release would meet the others next.
     """
-    for provider in target.right_on:
+    for provider in runtime.right_on:
         if wrong := FORMS[form].wrong_on.get(provider):
-            return f"{wrong}, and `runtime` is {target}"
+            return f"{wrong}, and `runtime` is {runtime}"
     # The table refuses a new option for a form that does not ask it at its own place.
-    why = FORMS[form].unsupported_reason(call, target) or FORMS[form].missing_option(call)
+    why = FORMS[form].unsupported_reason(call, runtime) or FORMS[form].missing_option(call)
     oldest = FORMS[form].since
-    if why is None and target.is_before(oldest):
-        return f"onnxruntime computes it right from {release_text(oldest)} on, and `runtime` is {target}"
+    if why is None and runtime.is_before(oldest):
+        return f"onnxruntime computes it right from {release_text(oldest)} on, and `runtime` is {runtime}"
     return why
 
 
@@ -140,54 +140,54 @@ def check_opset(function: str, opset: object, consequence: str = "") -> None:
         raise ArgumentValueError(function, rule, {"opset": opset})
 
 
-def check_loaded_opset(function: str, opset: int | None, target: Runtime) -> None:
+def check_loaded_opset(function: str, opset: int | None, runtime: Runtime) -> None:
     """Check that the runtime loads graphs of that opset; None is one that it loads."""
     oldest = _first_release(opset)
-    if target.is_before(oldest):
+    if runtime.is_before(oldest):
         rule = f"`opset` {opset} needs onnxruntime {release_text(oldest)} or later"
-        raise ArgumentValueError(function, rule, {"opset": opset, "runtime": target})
-    last = LAST_OPSET.get(target.provider, OPSETS[-1])
+        raise ArgumentValueError(function, rule, {"opset": opset, "runtime": runtime})
+    last = LAST_OPSET.get(runtime.provider, OPSETS[-1])
     if opset is not None and opset > last:
-        rule = f"`opset` must be at most {last} for {target.provider}, where no later one was tried"
-        raise ArgumentValueError(function, rule, {"opset": opset, "runtime": target})
+        rule = f"`opset` must be at most {last} for {runtime.provider}, where no later one was tried"
+        raise ArgumentValueError(function, rule, {"opset": opset, "runtime": runtime})
 
 
 def _first_release(opset: int | None) -> tuple[int, int]:
     return FIRST_RELEASE_OF.get(opset, (0, 0)) if opset is not None else (0, 0)
 
 
-def _auto_hint(call: ExportCall, opset: int | None, target: Runtime) -> str:
+def _auto_hint(call: ExportCall, opset: int | None, runtime: Runtime) -> str:
     """Return which form the exporter itself chooses, which may also ask for a newer release."""
-    form, _ = _best(call, opset, target)
+    form, _ = _best(call, opset, runtime)
     newer = _first_release(opset)
-    release = f" from onnxruntime {release_text(newer)} on" if target.is_before(newer) else ""
+    release = f" from onnxruntime {release_text(newer)} on" if runtime.is_before(newer) else ""
     return f"`form='auto'` chooses {form!r}{release}."
 
 
-def _best(call: ExportCall, opset: int | None, target: Runtime) -> tuple[FormName, str]:
+def _best(call: ExportCall, opset: int | None, runtime: Runtime) -> tuple[FormName, str]:
     """Return the first preferred form that computes the call, and why those before it were passed over."""
-    form, why_not = _first_supported(call, _size(call), opset, target)
+    form, why_not = _first_supported(call, _size(call), opset, runtime)
     # The operator of that name is the usual one for a cache and for grouped heads, so say why not.
     grouped = call.sizes.query_heads != call.sizes.heads
-    if (call.cached or grouped) and (why := unsupported_reason("grouped_query", call, target)):
+    if (call.cached or grouped) and (why := unsupported_reason("grouped_query", call, runtime)):
         why_not.setdefault("grouped_query", why)
     passed_over = (f"not {name}: {why}" for name, why in why_not.items())
-    return form, "; ".join([f"{_in_words(call)}: {_rank(call, form, opset, target)}", *passed_over])
+    return form, "; ".join([f"{_in_words(call)}: {_rank(call, form, opset, runtime)}", *passed_over])
 
 
 def _first_supported(
-    call: ExportCall, size: Size, opset: int | None, target: Runtime
+    call: ExportCall, size: Size, opset: int | None, runtime: Runtime
 ) -> tuple[FormName, dict[FormName, str]]:
     """Return the form for a call of that size, and the reason against each form that is preferred to it."""
     why_not: dict[FormName, str] = {}
-    case, provider = (_kind(call), size), SAME_ORDER.get(target.provider, target.provider)
+    case, provider = (_kind(call), size), SAME_ORDER.get(runtime.provider, runtime.provider)
     for form in (name for name, preferred in PREFERRED.items() if case in preferred.get(provider, ())):
-        why = unsupported_reason(form, call, target)
+        why = unsupported_reason(form, call, runtime)
         if opset is not None and opset not in FORMS[form].auto_opsets:
             why = f"opset {opset} was asked for"
         quadratic = FORMS[form].quadratic_on_cuda
         # An array of L x S is no harm where scores are few, be it for few queries or for few keys.
-        if why is None and quadratic and target.provider == "cuda" and not size.startswith("few"):
+        if why is None and quadratic and runtime.provider == "cuda" and not size.startswith("few"):
             why = quadratic(call, opset)
         if why is None:
             return form, why_not
@@ -195,20 +195,20 @@ def _first_supported(
     raise AssertionError("the primitive form states every call")
 
 
-def _rank(call: ExportCall, form: FormName, opset: int | None, target: Runtime) -> str:
+def _rank(call: ExportCall, form: FormName, opset: int | None, runtime: Runtime) -> str:
     """Return that the form is the best, or why that is only expected."""
     is_prompt = call.cached and not _has_few_queries(call)
-    why = UNMEASURED.get(target.provider, "not measured for a prompt with a cache" if is_prompt else None)
-    best = f"the best on {target.provider}" if target.is_onnxruntime else f"the best for {target}"
+    why = UNMEASURED.get(runtime.provider, "not measured for a prompt with a cache" if is_prompt else None)
+    best = f"the best on {runtime.provider}" if runtime.is_onnxruntime else f"the best for {runtime}"
     if why is not None:
         return f"expected to be {best}, but {why}"
-    return best + (_range(call, form, opset, target) if _is_open(call) else "")
+    return best + (_range(call, form, opset, runtime) if _is_open(call) else "")
 
 
-def _range(call: ExportCall, form: FormName, opset: int | None, target: Runtime) -> str:
+def _range(call: ExportCall, form: FormName, opset: int | None, runtime: Runtime) -> str:
     """Return for how many scores the form is the best, and which form is the best for other numbers."""
     ends: tuple[Size, Size] = "few scores", "very many scores"
-    fewer, more = (_first_supported(call, size, opset, target)[0] for size in ends)
+    fewer, more = (_first_supported(call, size, opset, runtime)[0] for size in ends)
     few, very_many = (f"{count / 1e6:.2g}" for count in (FEW_SCORES[_kind(call)], VERY_MANY_SCORES))
     if form == fewer == more:
         return ""

@@ -12,7 +12,7 @@ from .._call.call import OPTIONS, ExportCall, FormName
 from .._call.mask_analysis import cuts_keys
 from .._call.operands import AXES, IN_DTYPE_OF_QUERY
 from .._graph import Graph, GraphValue
-from .._runtime.releases import OLDEST, OPSETS, Runtime, TargetProvider
+from .._runtime.releases import OLDEST, OPSETS, Runtime, RuntimeProvider
 from ..lowering.tile import GraphLengths
 from ..lowering.tile_attention import in_layout
 
@@ -44,7 +44,7 @@ class Form:
     default_opset: int = 18
     opset_of: Callable[[ExportCall], int] | None = None
     """Returns the default opset of a call, if calls have different ones."""
-    wrong_on: Mapping[TargetProvider, str] = field(default_factory=dict)
+    wrong_on: Mapping[RuntimeProvider, str] = field(default_factory=dict)
     """Why a provider computes the form wrong. On WebGPU, outputs of two forms are off by 0.1 to 1.5 in 1.30 and
     1.31 if its FlashAttention uses the subgroups of an adapter; quality/runtime/browsers.py runs the others."""
     quadratic_on_cuda: Callable[[ExportCall, int | None], str | None] | None = None

@@ -78,7 +78,7 @@ class TracedAttention:
     """Writes each attention that a layer calls, in one form or in the one that suits each call best."""
 
     form: str
-    target: Runtime
+    runtime: Runtime
     opset: int | None = None
     """The opset that the caller asked for, or None."""
     chosen: list[tuple[str, str]] = field(default_factory=list)
@@ -117,7 +117,7 @@ class TracedAttention:
         if rules.get("block_size"):
             options["block_size"] = check_block_size(graph.function, rules["block_size"])
         call = checked_call(graph.function, **options)
-        form, reason = choose(graph.function, call, self.form, self.opset, self.target)
+        form, reason = choose(graph.function, call, self.form, self.opset, self.runtime)
         self.chosen.append((form, reason))
         self.calls.append(call)
         written = write_call(graph, call, form)
