@@ -20,7 +20,7 @@ from ._files.model import Metadata, Model, with_weights, without_numbers
 from ._graph import CONTRIB, Graph, GraphSettings, GraphValue, value_info
 from ._runtime.releases import DEFAULT_RUNTIME, Runtime
 from .forms.choice import FORMS, check_tensors, choose
-from .forms.traced_attention import refuse_attention, write_call
+from .forms.traced_attention import write_call
 from .spec import TensorSpec
 
 MATH_MODE = "no TF32 (CUDA: use_tf32=0)"
@@ -131,7 +131,7 @@ def export_call(
     written = FORMS[name]
     if opset is None:
         opset = written.opset_of(call) if written.opset_of else written.default_opset
-    graph = Graph(GraphSettings(opset=opset, runtime=parsed, namespace=_arrays, attend=refuse_attention))
+    graph = Graph(GraphSettings(opset=opset, runtime=parsed, namespace=_arrays))
     outputs, text = write_call(graph, call, name), to_json(call)
     stated = {"call": text, "digest": digest(text, call.initializers), "form": name, "reason": reason}
     return finished_model(graph, outputs, stated)

@@ -2,7 +2,7 @@
 
 So a mask is lowered by the line that defines it, `key_index <= query_index + offset`, and a caller's function
 of the indices becomes ONNX when it is called. A value finds the functions of its array API, and the attention
-that it may be used in, through its graph; whoever begins a graph passes both.
+that it may be used in, through its graph; whoever begins a graph passes them.
 """
 
 from __future__ import annotations
@@ -44,6 +44,14 @@ BRANCH_HINT = "No `if` can choose by it: combine conditions with `&`, `|` and `~
 _Operator: TypeAlias = Callable[..., "GraphValue"]
 
 
+def refuse_attention(
+    graph: Graph, function: str, _inputs: Mapping[str, object], _rules: Mapping[str, object]
+) -> NoReturn:
+    """Refuse a call of the library where none can be written, as in a function of the indices."""
+    rule = "a function of the indices must call no attention"
+    raise ArgumentTypeError(graph.function, rule, {"function": function})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSettings:
     """What a graph is written for, and how messages call it. A part of a graph has nearly the same."""
@@ -52,8 +60,8 @@ class GraphSettings:
     runtime: Runtime
     namespace: ModuleType
     """The array API of the values, whose functions write nodes."""
-    attend: Attend
-    """Writes a call of the library that has values of this graph."""
+    attend: Attend = refuse_attention
+    """Writes a call of the library that has values of this graph; in a part there is none."""
     function: str = "export_attention"
     """The function that messages name."""
     float_dtype: str = "float32"
@@ -67,7 +75,7 @@ class GraphSettings:
 
     def as_part(self, **changes: Any) -> GraphSettings:
         """Return the settings of a part, where only what holds for all exported calls is made use of."""
-        return replace(self, is_part=True, numpy_floats_promote=False, **changes)
+        return replace(self, is_part=True, numpy_floats_promote=False, attend=refuse_attention, **changes)
 
 
 @dataclass(slots=True)
@@ -123,9 +131,9 @@ class Graph:
         """Whether this is a part of the graph of a layer."""
         return self.settings.is_part
 
-    def part_of_call(self, named: dict[str, GraphValue], float_dtype: str, attend: Attend) -> Graph:
+    def part_of_call(self, named: dict[str, GraphValue], float_dtype: str) -> Graph:
         """Return this graph as the graph of one call of attention, whose inputs are values of this graph."""
-        settings = self.settings.as_part(float_dtype=float_dtype, attend=attend)
+        settings = self.settings.as_part(float_dtype=float_dtype)
         return Graph(settings, self.written, NamedLengths(stated=self.lengths.stated), named)
 
     def loop_body(self) -> Graph:

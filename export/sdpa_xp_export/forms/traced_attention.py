@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 from sdpa_xp import AttentionState
 from sdpa_xp._checks.arrays import HLE
@@ -14,7 +14,7 @@ from sdpa_xp._checks.keywords import check_block_size
 from sdpa_xp._libraries.jets import Jet
 from sdpa_xp._tiles.modifier import leaves
 from sdpa_xp.biases import Bias
-from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
+from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.masks import Mask
 
 from .. import _arrays as xp
@@ -47,14 +47,6 @@ class ComputedSpec(TensorSpec):
     value: GraphValue
 
 
-def refuse_attention(
-    graph: Graph, function: str, _inputs: Mapping[str, object], _rules: Mapping[str, object]
-) -> NoReturn:
-    """Refuse a call of the library inside a function of the indices."""
-    rule = "a function of the indices must call no attention"
-    raise ArgumentTypeError(graph.function, rule, {"function": function})
-
-
 def write_call(graph: Graph, call: ExportCall, form: FormName) -> dict[str, GraphValue]:
     """Return the outputs of a call; what the graph has not computed becomes an input or an initializer."""
     named = {
@@ -62,7 +54,7 @@ def write_call(graph: Graph, call: ExportCall, form: FormName) -> dict[str, Grap
         for name, spec in call.inputs.items()
     }
     named |= {name: graph.weight(name, constant.numbers) for name, constant in call.initializers.items()}
-    part = graph.part_of_call(named, call.accumulation_dtype, refuse_attention)
+    part = graph.part_of_call(named, call.accumulation_dtype)
     written = {}
     for name, value in FORMS[form].write(part, call).items():
         # A name of a part, which has a space, may be that of another length in the next call.
@@ -90,8 +82,6 @@ class TracedAttention:
         self, graph: Graph, function: str, inputs: Mapping[str, object], rules: Mapping[str, object]
     ) -> Any:
         """Return what the library's `function` would return: a value, or a tuple of values with names."""
-        if graph.is_part:
-            refuse_attention(graph, function, inputs, rules)
         if function not in OUTPUTS or _has_derivatives(inputs, rules):  # the library's own code writes them
             return NotImplemented
         if rules.get("reproducible"):

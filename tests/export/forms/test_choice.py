@@ -13,7 +13,6 @@ from short_runs import assert_right
 
 from sdpa_xp import biases, masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx
-from sdpa_xp_export.forms.traced_attention import refuse_attention
 from sdpa_xp_export.lowering.formula import both_allow
 
 
@@ -224,7 +223,7 @@ def test_opset_of_a_layer(runtime: str, wanted: int) -> None:
 def test_pairs_that_both_let_attend() -> None:
     """No node for what is known while the graph is written."""
     runtime = internals.Runtime.parse("test", "onnx")
-    settings = {"opset": 18, "runtime": runtime, "namespace": graph_namespace, "attend": refuse_attention}
+    settings = {"opset": 18, "runtime": runtime, "namespace": graph_namespace}
     graph = Graph(internals.GraphSettings(**settings))
     one, other = (graph.input(name, "bool", (2, 3)) for name in "ab")
     for known in (True, False, one):
