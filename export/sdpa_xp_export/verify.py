@@ -128,8 +128,8 @@ def verify(
         stated, blocks, cut = subject_of(loaded, call, functions, memory)
         cases = planned_cases(stated, blocks, cut, thorough=thorough, seed=seed, memory=memory)
         scores = max(math.prod(scores_shape(stated, case.lengths)) for case in cases)
-        with running_model(loaded, provider, engine, timeout, memory, scores=scores) as running:
-            computed_in = running.computed_dtype(stated)
+        with running_model(loaded, provider, engine, timeout, memory, scores=scores, call=stated) as running:
+            computed_in = running.computed_in
 
             def drawn() -> Iterator[Case]:
                 rng, borders = np.random.default_rng(seed), [*constants(stated), *blocks]

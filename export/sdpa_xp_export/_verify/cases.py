@@ -95,10 +95,8 @@ class RunningModel(NamedTuple):
     process: RuntimeProcess
     providers: Sequence[str]
     """By their full names."""
-
-    def computed_dtype(self, call: ExportCall) -> str:
-        """Return the dtype of the scores and sums; the process infers types, as a file may lie."""
-        return computed_dtype(self.stated.model, call, self.process.element_types)
+    computed_in: str
+    """The dtype of the scores and sums of a call; a layer has none."""
 
     @contextmanager
     def failures_noted(self, provider: str) -> Iterator[None]:
@@ -125,7 +123,7 @@ class RunningModel(NamedTuple):
             judge: Returns the runs of the outcomes on a provider.
             done: A function that is told of each run.
         """
-        stated, runtimes, process, providers = self
+        stated, runtimes, process, providers, _ = self
         runs, sessions = list[Run](), dict[str, RemoteSession]()
         for name in providers:
             outcomes = []
@@ -164,12 +162,15 @@ def running_model(
     memory: int | None,
     *,
     scores: int = 0,
+    call: ExportCall | None = None,
 ) -> Iterator[RunningModel]:
     """Start the engine, and end it when the block ends. The largest run has that many `scores`."""
     with runtime_process(stated.model, timeout, memory, scores=scores, engine=engine) as process:
         with paused():  # the start of Python is no fault of the model
             providers = process.providers(provider)
-        yield RunningModel(stated, stated_runtimes(stated.parts), process, providers)
+        # The process infers types, as a file may lie.
+        computed_in = computed_dtype(stated.model, call, process.element_types) if call else ""
+        yield RunningModel(stated, stated_runtimes(stated.parts), process, providers, computed_in)
 
 
 def judged(outcomes: Sequence[Outcome], provider: str, computed_in: str | None = None) -> Iterator[Run]:
