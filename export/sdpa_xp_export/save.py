@@ -92,20 +92,19 @@ def save(
         target = free_target(path, ARGUMENT, overwrite=replaces)
         check_is_no_input(ARGUMENT, target, _read_by(model) | _data_beside(target))
         data = target.with_name(f"{target.name}.{uuid.uuid4().hex}.data")
-        ours = {data}
+        files = {data}
 
         def fill(file: BinaryIO) -> None:
             file.write(_serialized(model if small else _with_data_in(data, model, target)))
 
-        def note_data() -> None:
-            ours.update(_data_of(target))  # also that of a save which wrote meanwhile
+        def before() -> None:
+            files.update(_data_of(target))  # also that of a save which wrote meanwhile
 
         def tidy() -> None:
-            if existing := {file for file in ours if file.exists()}:
-                for unused in existing - _data_of(target):  # wherever the save was interrupted
-                    unused.unlink(missing_ok=True)
+            for unused in files - _data_of(target):  # wherever the save was interrupted
+                unused.unlink(missing_ok=True)
 
-        write_whole(target, fill, ARGUMENT, overwrite=replaces, before=note_data, tidy=tidy)
+        write_whole(target, fill, ARGUMENT, overwrite=replaces, before=before, tidy=tidy)
     return target
 
 

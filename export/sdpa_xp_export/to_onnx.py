@@ -119,14 +119,15 @@ def model_of_call(
     Each attention is as `attention` writes it. With a caller, the results have the dtypes of its library, and
     may be numbers that are no outputs.
     """
-    traced, runtime = _traced(layer, bound, attention, caller, state), attention.runtime
+    fixed, runtime = _fixed_names(bound), attention.runtime
+    traced = _traced(layer, bound, attention, caller, state)
     check_loaded_opset(FUNCTION, attention.opset, runtime)  # a layer may call no attention, which checks it
     for name, value in traced.outputs.items():
         runtime.check_dtype(FUNCTION, f"{name}.dtype", value.elem_type)
     stated = {
         "forms": json.dumps([{"form": form, "reason": reason} for form, reason in attention.chosen]),
         "numbers": numbers_as_json(traced.numbers),
-        "arguments": json.dumps(traced.fixed_arguments),
+        "arguments": json.dumps(fixed),
     }
     return finished_model(traced.graph, traced.outputs, stated), traced.result
 
@@ -141,8 +142,6 @@ class _Traced:
     outputs: dict[str, GraphValue]
     numbers: list[CallNumbers]
     """The numbers of each attention."""
-    fixed_arguments: list[str]
-    """The names of the arguments that are no inputs of the graph."""
 
 
 def traced_numbers(layer: Callable[..., Any], arguments: Mapping[str, Any]) -> list[CallNumbers]:
@@ -175,7 +174,6 @@ def _traced(
         runtime.check_dtype(FUNCTION, f"{name}.dtype", spec.dtype)
         return graph.input(graph.free_name(name), spec.dtype, spec.shape)
 
-    fixed = _fixed_names(bound)
     for name, argument in bound.arguments.items():
         bound.arguments[name] = with_arrays(argument, name, as_input)
     if not graph.written.inputs:
@@ -195,7 +193,7 @@ def _traced(
     outputs = _outputs(graph, result, numbers_stay=caller is not None)
     moved = moved_inputs(graph.written.nodes, [value.name for value in graph.written.inputs])
     numbers = [numbers_of(call, operand_sources(call, moved)) for call in attention.calls]
-    return _Traced(graph, result, outputs, numbers, fixed)
+    return _Traced(graph, result, outputs, numbers)
 
 
 @contextmanager

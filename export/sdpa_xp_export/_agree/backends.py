@@ -57,7 +57,7 @@ def find_backends(names: Sequence[str] | None = None) -> list[Backend]:
         if name not in LIBRARIES:
             rule = f"`backends` must be among {', '.join(LIBRARIES)}"
             raise ArgumentValueError("find", rule, {"backend": repr(name)}, nearest_hint(name, LIBRARIES))
-        opened = _open(name) if _installed(name) else []
+        opened = _open(name) if is_installed(name) else []
         if names is not None and not opened:
             rule = "`backends` must be installed and have a device here"
             hint = "The command `sdpa-xp backends` lists those that are."
@@ -66,12 +66,8 @@ def find_backends(names: Sequence[str] | None = None) -> list[Backend]:
     return backends
 
 
-def missing_libraries() -> list[str]:
-    """Return the names of the libraries that are not installed."""
-    return [name for name in LIBRARIES if not _installed(name)]
-
-
-def _installed(name: str) -> bool:
+def is_installed(name: str) -> bool:
+    """Return whether a library can be imported."""
     return importlib.util.find_spec(name.replace("-", "_")) is not None
 
 

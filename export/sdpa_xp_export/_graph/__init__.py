@@ -12,15 +12,6 @@ from .length_names import added, length_error, parts
 from .lengths import FloatOfLengths, Length, broadcasts_to, has_names, plain
 from .written import moved_inputs
 
-__all__ = [
-    "BRANCH_HINT",
-    "CONTRIB",
-    "FloatOfLengths",
-    "Graph",
-    "GraphSettings",
-    "GraphValue",
-    "Length",
-    "added",
-]
-__all__ += ["broadcasts_to", "has_names", "length_error", "moved_inputs", "parts", "plain"]
+__all__ = ["BRANCH_HINT", "CONTRIB", "FloatOfLengths", "Graph", "GraphSettings", "GraphValue", "Length"]
+__all__ += ["added", "broadcasts_to", "has_names", "length_error", "moved_inputs", "parts", "plain"]
 __all__ += ["value_info"]

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from numbers import Real
 
 from sdpa_xp._checks.keywords import check_integer
@@ -35,24 +36,12 @@ def check_limits(function: str, timeout: object, memory: object) -> None:
         check_integer(function, "memory", memory, least=1, most=2**62)
 
 
+@dataclass(slots=True)
 class Deadline:
-    """The time that is left; the clock runs from the start, except in a block of `paused`."""
+    """A limit of time, and when it ends; a block of `paused` moves the end."""
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.end = time.perf_counter() + seconds
-
-    @property
-    def left(self) -> float:
-        """The seconds that are left, negative if the time is up."""
-        return self.end - time.perf_counter()
-
-    def check(self) -> None:
-        """Raise a ModelFailedError if the time is up."""
-        if self.left < 0:
-            rule = "the inputs and the reference of `model` must be computed within the limit of time"
-            hint = "If you trust the model, pass a larger `timeout`."
-            raise ModelFailedError(Message("verify", rule, {"timeout": shown_limit(self.seconds)}, hint))
+    seconds: float
+    end: float
 
 
 # A context variable, so that two threads that verify at once have each a deadline of its own.
@@ -62,7 +51,7 @@ _PRESENT: ContextVar[Deadline | None] = ContextVar("deadline", default=None)
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
     """Let `check_time` raise in this block when the seconds are over."""
-    token = _PRESENT.set(Deadline(seconds))
+    token = _PRESENT.set(Deadline(seconds, time.perf_counter() + seconds))
     try:
         yield
     finally:
@@ -82,14 +71,17 @@ def paused() -> Iterator[None]:
 
 def check_time() -> None:
     """Raise a ModelFailedError if there is a deadline and it is over."""
-    if (present := _PRESENT.get()) is not None:
-        present.check()
+    present = _PRESENT.get()
+    if present is not None and time_left() < 0:
+        rule = "the inputs and the reference of `model` must be computed within the limit of time"
+        hint = "If you trust the model, pass a larger `timeout`."
+        raise ModelFailedError(Message("verify", rule, {"timeout": shown_limit(present.seconds)}, hint))
 
 
 def time_left() -> float:
-    """Return the seconds until the deadline; infinite if there is none."""
+    """Return the seconds until the deadline, negative if it is over; infinite if there is none."""
     present = _PRESENT.get()
-    return math.inf if present is None else present.left
+    return math.inf if present is None else present.end - time.perf_counter()
 
 
 def failed(

@@ -148,7 +148,7 @@ def _show(rows: Iterable[Row]) -> None:
 
 def _show_missing() -> None:
     """Say which libraries were not compared, and how to install those that run on every machine."""
-    missing = backends.missing_libraries()
+    missing = [name for name in backends.LIBRARIES if not backends.is_installed(name)]
     if not missing:
         return
     say(f"not compared, because not installed: {', '.join(missing)}")

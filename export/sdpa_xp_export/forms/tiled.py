@@ -142,7 +142,8 @@ def _attend_block(
     rows = tile.row_range if even else replace(tile.row_range, length="real rows")
     real = GraphTile(tile.lengths, body, rows, tile.column_range, tile.masks)
     query = real.cut_queries(body.here(inputs.query))
-    query = scale_query(real, query if part is None else part.cut_query(query))
+    query = query if part is None else ops.cut(query, part.query_heads, -3, part.dims[1])
+    query = scale_query(real, query)
     if not even:
         query = _padded(query, first - tile.start)
     body.declare(query)

@@ -177,10 +177,6 @@ class HeadPart:
         """How many key heads of the block follow, (1,)."""
         self.folds = parts.folds and (body.here(parts.folds[0]), body.here(parts.folds[1]))
 
-    def cut_query(self, query: GraphValue) -> GraphValue:
-        """(..., Hq, rows, E) -> the heads of the part."""
-        return ops.cut(query, self.query_heads, -3, self.dims[1])
-
     def cut_keys(
         self, key: GraphValue, value: GraphValue, columns: tuple[GraphValue, GraphValue] | None
     ) -> tuple[GraphValue, GraphValue]:

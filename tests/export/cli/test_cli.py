@@ -195,7 +195,7 @@ def test_the_share_of_the_bound_has_a_colour(error: float, bound: float, shown: 
 def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = backends.find_backends(["numpy", "torch", "array-api-strict"])
     monkeypatch.setattr(backends, "find_backends", lambda: few)
-    monkeypatch.setattr(backends, "_installed", lambda name: name in {library.name for library in few})
+    monkeypatch.setattr(backends, "is_installed", lambda name: name in {library.name for library in few})
     out = printed("demo", "-o", tmp_path / "out")
     how = "  In the source folder of sdpa_xp, run: pip install '.[jax,dask,mlx]'"
     assert f"not compared, because not installed: jax, cupy, dask, mlx\n{how}\n" in out
