@@ -157,7 +157,7 @@ class JittedLayer:
         ['x']
     """
 
-    __slots__ = ("__dict__", "__weakref__", "_lock", "_options", "_runs", "_runtime", "_state", "_traced")
+    __slots__ = ("__dict__", "__weakref__", "_lock", "_options", "_runs", "_runtime", "_traced")
 
     def __init__(self, layer: Callable[..., Any], runtime: Runtime, options: _Options) -> None:
         self.__wrapped__ = layer

@@ -125,7 +125,7 @@ def model_of_call(
     for name, value in traced.outputs.items():
         runtime.check_dtype(FUNCTION, f"{name}.dtype", value.elem_type)
     stated = {
-        "forms": json.dumps([{"form": form, "reason": reason} for form, reason in attention.chosen]),
+        "forms": json.dumps([{"form": form, "reason": reason} for _, form, reason in attention.written]),
         "numbers": numbers_as_json(traced.numbers),
         "arguments": json.dumps(fixed),
     }
@@ -192,7 +192,7 @@ def _traced(
         result = traced_layer(*bound.args, **bound.kwargs)
     outputs = _outputs(graph, result, numbers_stay=caller is not None)
     moved = moved_inputs(graph.written.nodes, [value.name for value in graph.written.inputs])
-    numbers = [numbers_of(call, operand_sources(call, moved)) for call in attention.calls]
+    numbers = [numbers_of(call, operand_sources(call, moved)) for call, *_ in attention.written]
     return _Traced(graph, result, outputs, numbers)
 
 

@@ -73,10 +73,8 @@ class TracedAttention:
     runtime: Runtime
     opset: int | None = None
     """The opset that the caller asked for, or None."""
-    chosen: list[tuple[str, str]] = field(default_factory=list)
-    """The form of each attention so far, and why it was chosen."""
-    calls: list[ExportCall] = field(default_factory=list)
-    """Each attention so far."""
+    written: list[tuple[ExportCall, FormName, str]] = field(default_factory=list)
+    """Each attention so far, its form, and why that was chosen."""
 
     def __call__(
         self, graph: Graph, function: str, inputs: Mapping[str, object], rules: Mapping[str, object]
@@ -108,8 +106,7 @@ class TracedAttention:
             options["block_size"] = check_block_size(graph.function, rules["block_size"])
         call = checked_call(graph.function, **options)
         form, reason = choose(graph.function, call, self.form, self.opset, self.runtime)
-        self.chosen.append((form, reason))
-        self.calls.append(call)
+        self.written.append((call, form, reason))
         written = write_call(graph, call, form)
         returned = {name: xp.squeeze(value, axis=1) if adds_head else value for name, value in written.items()}
         # The operator returns the joined cache, so the layer's own Concat is left out if nothing else reads it.
