@@ -29,6 +29,8 @@ FEW_SCORES: dict[Kind, int] = {"unmasked": 2**24, "causal": 2**20, "masked": 2**
 """The most scores, of all heads together, of a call with few scores."""
 VERY_MANY_SCORES = 2**26
 """A call with more scores than this has very many."""
+TIMED = ", timed with AVX-512"
+"""What the CPU has that found these numbers; on others they differ."""
 FEW_QUERIES = 16
 """A call with at most this number of queries, as in decoding, has few scores for each key."""
 Cases: TypeAlias = frozenset[tuple[Kind, Size]]
@@ -213,10 +215,10 @@ def _range(call: ExportCall, form: FormName, opset: int | None, runtime: Runtime
     if form == fewer == more:
         return ""
     if form == more:
-        return f" above {few} million scores (below: {fewer})"
+        return f" above {few} million scores{TIMED} (below: {fewer})"
     if form == fewer:
-        return f" up to {very_many} million scores (above: {more})"
-    return f" for {few} to {very_many} million scores (below: {fewer}, above: {more})"
+        return f" up to {very_many} million scores{TIMED} (above: {more})"
+    return f" for {few} to {very_many} million scores{TIMED} (below: {fewer}, above: {more})"
 
 
 def _kind(call: ExportCall) -> Kind:
