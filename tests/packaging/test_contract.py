@@ -16,13 +16,13 @@ NAMED = ("README.md", "docs/reference/errors.md", "docs/how-to/port.md")
 
 def marked(path: Path) -> dict[str, set[str]]:
     """Return the rules that each test of a file is marked with."""
-    found: dict[str, set[str]] = {}
+    rules_of: dict[str, set[str]] = {}
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
             calls = [mark for mark in node.decorator_list if isinstance(mark, ast.Call)]
             of_rules = [mark for mark in calls if ast.unparse(mark.func) == "pytest.mark.rule"]
-            found[node.name] = {ast.literal_eval(argument) for mark in of_rules for argument in mark.args}
-    return found
+            rules_of[node.name] = {ast.literal_eval(argument) for mark in of_rules for argument in mark.args}
+    return rules_of
 
 
 def test_rules_are_numbered_in_their_order() -> None:
