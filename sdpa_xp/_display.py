@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import reduce
 from html import escape
 from itertools import groupby, islice, product
-from operator import getitem
 from typing import Any, NamedTuple
 
 from ._checks.messages import brief
-from ._libraries import computing, dtype_name, is_array, library_of, namespace_of, read
+from ._libraries import computing, dtype_name, is_array, library_of, namespace_of
 from ._libraries.protocols import Array, Shape
 from ._tiles.modifier import ScoreModifier
 from ._tiles.score_grid import ScoreGrid, grid_of
@@ -182,12 +180,13 @@ def _shown(
     for shape in shapes:
         try:
             grid = grid_of("display", "value", shape, value.arrays(), None)
+            if grid.access.is_traced:  # arrays inside of a jit have no numbers to draw
+                return None
             with computing(next((array for _, array in value.arrays()), None)):
                 pictures, legend = drawn(grid)
             note = f"{grid.queries} queries (down) x {grid.keys} keys"
             return captioned(str(value), pictures, "; ".join(filter(None, [legend, note])))
-        # The shape is a guess, and arrays inside of a jit have no numbers; such a value still shows as text.
-        except Exception:
+        except Exception:  # the shape is a guess, and a value that fits none still shows as text
             continue
     return None
 
@@ -202,10 +201,8 @@ def _sampled(
         tile = Tile(range(query, query + 1), range(grid.keys), grid)  # few rows, so that long masks are cheap
         result = computed(tile)  # of a mask also True or False
         row = None if isinstance(result, bool) else grid.xp.broadcast_to(result, tile.shape)
-        numbers: Any = None if row is None else read(row)
         for place, rows in maps.items():
-            line: Any = [result] * grid.keys if row is None else reduce(getitem, (*place, 0), numbers)
-            rows.append([line[key] for key in columns])
+            rows.append([result if row is None else row[(*place, 0, key)] for key in columns])
     return maps
 
 

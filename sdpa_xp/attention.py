@@ -230,8 +230,6 @@ def choose_kernel(call: PreparedCall) -> KernelChoice:
         return KernelChoice(None, "the call asks for it")
     name, library = call.implementation, call.grid.library.name
     native = KERNELS[library]() if library in KERNELS else None
-    if native is not None and call.grid.access.is_traced:
-        native = native.IN_TRACE
     kernel: Kernel | None = native
     if name in BY_NAME:
         library, kernel = name, BY_NAME[name]()

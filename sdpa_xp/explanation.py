@@ -12,9 +12,9 @@ from ._call.prepared_call import PreparedCall, prepare
 from ._checks.keywords import Implementation
 from ._chunked import cut_call
 from ._display import Squares, captioned
-from ._libraries import access_of, lazy_reason
+from ._libraries import access_of, is_traced, is_unknown, namespace_of
 from ._libraries.capabilities import Autograd
-from ._libraries.protocols import AnyArray
+from ._libraries.protocols import AnyArray, Array
 from ._libraries.trees import without_arrays
 from ._programs.reproducible import aligned
 from ._programs.scores import Scores
@@ -177,7 +177,7 @@ def explain(
     # A call in chunks would draw a seed from `rng`, which has to stay as it is.
     if (cut := cut_call(call._replace(options=call.options._replace(dropout_p=0.0)))) is not None:
         return _explain_chunks(cut)
-    if is_differentiated(call, has_kernel=False):
+    if not call.grid.access.is_traced and is_differentiated(call, has_kernel=False):
         call = _unrecorded(call)
     plan, widths = call.plan(), call.sizes.width + call.arrays["value"].shape[-1]
     tile_map: tuple[str, ...] = ()
@@ -193,7 +193,7 @@ def explain(
         all_tiles = sum(len([*task.plan.column_ranges(range(plan.keys))]) for task in plan.tasks())
     return Explanation(
         implementation="xp" if choice.kernel is None else call.implementation or "native",
-        reason="; ".join(filter(None, (choice.reason, lazy_reason(call.arrays["query"])))),
+        reason="; ".join(filter(None, (choice.reason, _lazy_reason(call.arrays["query"])))),
         tile=(min(plan.rows, plan.queries), min(plan.columns, plan.keys)),  # a short call is less than a tile
         tiles=computed,
         total_tiles=all_tiles,
@@ -238,3 +238,14 @@ def _explain_chunks(cut: GraphCall) -> Explanation:
         total_tiles=math.prod(map(len, cut.pieces.ranges)),
         threads=1,
     )
+
+
+def _lazy_reason(array: Array) -> str:
+    """Return why an array of an unknown library counts as lazy, or "" for other arrays."""
+    if not is_unknown(array) or not is_traced(array):
+        return ""
+    try:
+        bool(namespace_of(array).any(array))
+    except Exception as error:  # the library decides what `bool` raises
+        return f"the arrays count as lazy: bool() raises {type(error).__name__}: {error}"
+    return "the arrays count as lazy"

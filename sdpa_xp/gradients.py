@@ -14,7 +14,8 @@ from ._call.options import (
     takes_options,
 )
 from ._call.prepared_call import PreparedCall, prepare
-from ._call.tangents import beside, check_alike, check_tangents
+from ._call.tangents import beside, check_tangents
+from ._checks.arrays import check_known, check_one_device, check_one_dtype, check_one_library
 from ._checks.keywords import explains_keywords
 from ._derivatives import Derivable, derive, pull_back, second_order
 from ._libraries import overridden
@@ -106,7 +107,7 @@ class Pullback(Generic[A]):
         Args:
             cotangent: The gradient of a loss with respect to the output, with the output's shape.
         """
-        array = self._checked_cotangent("cotangent", cotangent)
+        array = check_cotangent(cotangent, self._arrays["query"], self._output)
         if (lifted := self._beside({"cotangent": array})) is not None:
             return lifted(array)
         # The context of the output has ended, and the caller may be in another thread now.
@@ -136,10 +137,10 @@ class Pullback(Generic[A]):
             ValueError: An array has another shape or device than its input, or a tangent has a name that no
                 floating array of the call has.
         """
-        array = self._checked_cotangent("cotangent", cotangent)
+        array = check_cotangent(cotangent, self._arrays["query"], self._output)
         moved = None
         if cotangent_tangent is not None:
-            moved = self._checked_cotangent("cotangent_tangent", cotangent_tangent)
+            moved = check_cotangent(cotangent_tangent, self._arrays["query"], self._output, "cotangent_tangent")
         checked = check_tangents(FUNCTION, tangents, self._arrays)
         lifted = self._beside({**checked, "cotangent": array, "cotangent_tangent": moved})
         if lifted is not None:
@@ -158,14 +159,6 @@ class Pullback(Generic[A]):
         inputs = {"query": query, "key": self._arrays["key"], "value": self._arrays["value"]}
         return _differentiated(inputs, self._with_seed(self._call.call_options))[1]
 
-    def _checked_cotangent(self, name: str, value: object) -> Array:
-        """Check that a cotangent is like the output: that has the library, dtype and device of the query."""
-        array = check_alike(FUNCTION, name, value, "query", self._arrays["query"])
-        if array.shape != self._output:
-            rule, got = f"`{name}` must have the shape of the output", {f"{name}.shape": array.shape}
-            raise ArgumentValueError(FUNCTION, rule, got | {"output.shape": self._output})
-        return array
-
     def _with_seed(self, options: O) -> O:
         """Return options that drop the pairs which the output has dropped."""
         forward = self._forward.forward
@@ -174,3 +167,19 @@ class Pullback(Generic[A]):
 
     def _checked(self, computed: Mapping[str, Array]) -> dict[str, A]:
         return {name: self._call.checked(cast(A, gradient), name) for name, gradient in computed.items()}
+
+
+def check_cotangent(value: object, query: Array, output: Shape, name: str = "cotangent") -> Array:
+    """Check that a cotangent is like the output, and return it.
+
+    The output has the library, dtype and device of the query.
+    """
+    _, arrays = check_one_library(FUNCTION, {"query": query, name: value})
+    check_one_dtype(FUNCTION, arrays)
+    check_one_device(FUNCTION, arrays)
+    array = arrays[name]
+    check_known(FUNCTION, name, array.shape)
+    if array.shape != output:
+        rule = f"`{name}` must have the shape of the output"
+        raise ArgumentValueError(FUNCTION, rule, {f"{name}.shape": array.shape, "output.shape": output})
+    return array

@@ -39,7 +39,7 @@ from .._sources import ArraySource
 from .._tiles import tuning
 from .._tiles.grid import FirstPosition
 from .._tiles.modifier import ScoreModifier
-from .._tiles.plan import Plan, asked_threads, plan_tiles, with_patches
+from .._tiles.plan import Plan, asked_threads, plan_tiles
 from .._tiles.score_grid import ScoreGrid
 from .options import (
     CallOptions,
@@ -191,7 +191,9 @@ class PreparedCall(NamedTuple):
         patches = options.mask.patches(self.grid)
         if patches is None:
             return plan
-        return with_patches(plan, patches, self.grid, self.scores().key_range, widths)
+        from .._programs.patches import with_patches  # few masks have patches
+
+        return with_patches(plan, patches, self.scores(), widths)
 
     def draw_scores(self) -> Scores:
         """Return the scores of the whole call. With dropout this draws from `rng`."""
@@ -202,13 +204,16 @@ class PreparedCall(NamedTuple):
 
     def search_inputs(self, scores: Scores) -> Scores:
         """Return the scores with `finite_inputs`, for which a device is waited for; on the CPU, as they are."""
-        options = scores.options
-        if not self.grid.access.waits or options.finite_inputs is not None or not options.may_mask:
+        if (
+            not self.grid.access.waits
+            or scores.options.finite_inputs is not None
+            or not scores.options.may_mask
+        ):
             return scores
         from .._tiles.on_device import Questions
 
         finite_inputs = self._search_inputs(Questions(), scores)
-        return scores._replace(options=options._replace(finite_inputs=finite_inputs))
+        return scores._replace(options=scores.options._replace(finite_inputs=finite_inputs))
 
     def scores(self) -> Scores:
         """Return the scores of the whole call, without drawing from `rng`."""
@@ -370,7 +375,9 @@ def _validated(
         position=FirstPosition(position, position, position),
         needs_all_axes=library.has_settings and library.refuses_unlike_axes(),
         is_reproducible=bool(options.reproducible),
-    ).with_symbols()
+    )
+    if grid.access.is_traced:
+        grid = grid.with_symbols()
     if grid.access.uses_our_threads:
         asked_threads()  # small calls need no threads, but refuse a wrong value too
     least = len(sizes.batch) + 3 if grid.needs_all_axes else 3

@@ -48,22 +48,17 @@ def check_tangent(
     function: str, full_name: str, value: object, name: str, array: Array, count: int | None = None
 ) -> Array:
     """Check that a tangent, which messages call `full_name`, is like the array `name`, and return it."""
-    tangent = check_alike(function, full_name, value, name, array)
+    _, named = check_one_library(function, {name: array, full_name: value})
+    check_one_dtype(function, named)
+    check_one_device(function, named)
+    tangent = named[full_name]
+    check_known(function, full_name, tangent.shape)
     if tangent.shape != (array.shape if count is None else (count, *array.shape)):
         rule = f"`{full_name}` must have the shape of `{name}`"
         rule += "" if count is None else f", behind an axis of length {count}, the directions"
         got = {f"{full_name}.shape": tangent.shape, f"{name}.shape": array.shape}
         raise ArgumentValueError(function, rule, got)
     return tangent
-
-
-def check_alike(function: str, full_name: str, value: object, name: str, array: Array) -> Array:
-    """Check that a value is like the array `name` in all but its shape, and return it."""
-    _, named = check_one_library(function, {name: array, full_name: value})
-    check_one_dtype(function, named)
-    check_one_device(function, named)
-    check_known(function, full_name, named[full_name].shape)
-    return named[full_name]
 
 
 def beside(array: Any, *derivatives: object) -> Any:
@@ -88,12 +83,11 @@ def lifted(
     call: PreparedCall,
     directions: Sequence[Mapping[str, Array]],
     bends: Mapping[str, Array] | None = None,
-    *,
-    guards_all: bool = False,
+    finite_inputs: frozenset[str] | None = None,
 ) -> PreparedCall:
     """Return the call of jets: each array with its derivatives along the directions, and its bend.
 
-    Derivatives have passed `check_tangents`. With `guards_all` no device waits to search the inputs.
+    Derivatives have passed `check_tangents`. `finite_inputs` are known without looking, as in `BoundOptions`.
     """
     moved = [
         {**arrays, **call.heads_first({name: arrays[name] for name in call.arrays if name in arrays})}
@@ -113,10 +107,7 @@ def lifted(
     library, xp = library_of(arrays["query"]), namespace_of(arrays["query"])
     access = access_of([*arrays.values(), *of_options])
     # Functions of biases are asked about in each tile, and a device is waited for after the last one.
-    questions: Questions | None = None
-    finite_inputs: frozenset[str] | None = None
-    if access.waits:
-        questions, finite_inputs = Questions(), frozenset() if guards_all else None
+    questions = Questions() if access.waits else None
     grid = replace(call.grid, library=library, xp=xp, access=access)
     jets = call.changed(grid=grid, arrays=arrays, options=call.options.with_arrays(of_options))
     # A device is not asked about masks a second time, and not about derivatives, which the result shows.

@@ -8,27 +8,27 @@ from __future__ import annotations
 import itertools
 import math
 import numbers
-from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
-from .._libraries import computing, dtype_name, has_override, is_array, library_of, read
-from .._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Shape
+from .._libraries import computing, dtype_name, has_override, is_array, is_traced, library_of
+from .._libraries.protocols import AnyArray, Array, Device, Namespace, Shape
 from ..errors import ArgumentTypeError, ArgumentValueError, summary
 from .arrays import BOUNDS, broadcast, check_known, check_plain_array
 from .keywords import LARGEST_INTEGER, check_choice, check_integer
-from .messages import elements_of, shown
+from .messages import has_values, shown
 
 IntegersLike: TypeAlias = int | Sequence[int] | AnyArray
 """Integers as a caller passes them: an int, a list, or an array of an integer dtype."""
 
 
-class NumberStore(Protocol):
-    """How numbers get to a device, and back: the grid of a call."""
+class DeviceNumbers(NamedTuple):
+    """How numbers get to a device that has to be waited for, and back."""
 
-    def put(self, numbers: Sequence[float], dtype: Dtype) -> Array: ...
-    def bounds(self, integers: Array) -> Sequence[int] | None:
-        """Return the least and the most of an array; None if they are not known yet."""
+    put: Callable[[Sequence[int]], Array]
+    """Returns numbers as int32."""
+    bounds: Callable[[Array], Sequence[int] | None]
+    """Returns the least and the most of an array; None if they are not known yet."""
 
 
 class Integers(NamedTuple):
@@ -42,7 +42,10 @@ class Integers(NamedTuple):
         """Return other integers with their least and most, so that tiles are skipped."""
         if not is_array(values):
             return self._replace(values=values)
-        return Integers(values, *(library_of(values).bounds(values) or (-math.inf, math.inf)))
+        if is_traced(values) or 0 in values.shape:
+            return Integers(values, -math.inf, math.inf)
+        xp = library_of(values).namespace(values)
+        return Integers(values, int(xp.min(values)), int(xp.max(values)))
 
     def plus(self, number: int) -> Integers:
         """Return the integers with `number` added to each."""
@@ -58,24 +61,24 @@ def check_integers(
     *,
     traced: bool = False,
     least: int = -LARGEST_INTEGER,
-    store: NumberStore | None = None,
+    waiting: DeviceNumbers | None = None,
 ) -> Integers:
     """Return `value` as int32. If its values can be read, check that each is at least `least`.
 
-    With `traced` they count as values that cannot be read.
+    With `traced` they count as values that cannot be read. `waiting` is for a device that has to be waited for.
     """
     if isinstance(value, list | tuple):
         checked = [check_integer(function, f"{name}[{index}]", item, least) for index, item in enumerate(value)]
-        put = partial(xp.asarray, device=device) if store is None else store.put
-        array = put(checked, dtype=xp.int32)
+        array = xp.asarray(checked, dtype=xp.int32, device=device) if waiting is None else waiting.put(checked)
         return Integers(array, min(checked or [0]), max(checked or [0]))  # torch.compile traces no `default`
     if not is_array(value):
         number = check_integer(function, name, value, least)
         return Integers(number, number, number)
     is_uint64 = dtype_name(value.dtype) == "uint64"
     value = _signed(function, name, value)
-    bounds_of = library_of(value).bounds if store is None else store.bounds
-    bounds = None if traced else bounds_of(value)
+    bounds: Sequence[int] | None = None
+    if not (traced or is_traced(value)) and 0 not in value.shape:  # no elements have no minimum
+        bounds = (int(xp.min(value)), int(xp.max(value))) if waiting is None else waiting.bounds(value)
     smallest, largest = -math.inf, math.inf
     if bounds is not None:
         smallest, largest = bounds
@@ -103,12 +106,12 @@ def exceeds(function: str, name: str, length: int, limit: int) -> bool:
 
 
 def check_ids(
-    function: str, name: str, value: object, xp: Namespace, device: Device, store: NumberStore | None = None
+    function: str, name: str, value: object, xp: Namespace, device: Device, waiting: DeviceNumbers | None = None
 ) -> Array:
     """Return integers that are only compared; an array keeps its width, and so its values."""
     if is_array(value):
         return _signed(function, name, value)
-    values = check_integers(function, name, value, xp, device, store=store).values
+    values = check_integers(function, name, value, xp, device, traced=True, waiting=waiting).values
     return xp.asarray(values, dtype=xp.int32, device=device) if isinstance(values, int) else values
 
 
@@ -148,8 +151,7 @@ def _signed(function: str, name: str, array: Array) -> Array:
 
 def as_lists(value: Any) -> Any:
     """Return an array whose elements can be read now as nested lists; any other value unchanged."""
-    elements = elements_of(value) if is_array(value) else None
-    return value if elements is None else elements
+    return library_of(value).to_list(value) if is_array(value) and has_values(value) else value
 
 
 def frozen(value: Any) -> Any:
@@ -226,10 +228,7 @@ def read_together(like: Array, *values: Any) -> tuple[Any, ...]:
         return values
     xp = library.namespace(like)
     with computing(like):
-        numbers = read(xp.concat([xp.reshape(array, (-1,)) for array in arrays], axis=0))
-    if numbers is None:
-        return values
-    rest = iter(numbers)
+        rest = iter(library.to_list(xp.concat([xp.reshape(array, (-1,)) for array in arrays], axis=0)))
 
     def next_lists(array: Array) -> list[Any]:
         if array.ndim == 1:
@@ -243,7 +242,7 @@ def _is_readable(array: Array, first: Array, like: Array) -> bool:
     library = library_of(like)
     is_alike = library_of(array) is library and library.device(array) == library.device(like)
     has_integers = is_integral(array) and array.dtype == first.dtype
-    return is_alike and array.ndim in (1, 2) and has_integers
+    return is_alike and array.ndim in (1, 2) and has_integers and has_values(array)
 
 
 def check_same_length(function: str, named: Mapping[str, Sequence[object]]) -> None:
@@ -292,8 +291,7 @@ def _to_list(function: str, name: str, value: object) -> list[Any]:
         rule = f"`{name}` must be a list or an integer array"
         raise ArgumentTypeError(function, rule, {name: repr(value)})
     check_plain_array(function, name, value)
-    items: list[Any] | None = read(value)
-    if items is None:
+    if is_traced(value):
         rule = f"`{name}` must be static inside a jit or a lazy graph, since shapes follow from it"
         raise ArgumentTypeError(
             function, rule, {name: f"a traced array {value.shape}"}, "Pass a tuple of ints."
@@ -301,4 +299,5 @@ def _to_list(function: str, name: str, value: object) -> list[Any]:
     if not is_integral(value):
         rule = f"`{name}` must hold integers"
         raise ArgumentTypeError(function, rule, {f"{name}.dtype": value.dtype})
+    items: list[Any] = library_of(value).to_list(value)
     return items

@@ -11,7 +11,7 @@ from dataclasses import FrozenInstanceError, fields
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from .._libraries import dtype_name, has_override, is_array, library_of, read
+from .._libraries import dtype_name, has_override, is_array, is_traced, library_of
 from .._libraries.protocols import Array, Shape
 from ..errors import PACKAGE, Message
 
@@ -71,9 +71,8 @@ def brief(value: object) -> str:
         return f"<{count} {'numbers' if count == len(value) else 'values'}>"
     if not is_array(value):
         return getattr(value, "__qualname__", None) or repr(value)
-    is_short = value.ndim == 1 and value.shape[0] <= MOST_SHOWN
-    if is_short and (elements := elements_of(value)) is not None:
-        return "[" + ", ".join(f"{float(number):g}" for number in elements) + "]"
+    if value.ndim == 1 and has_values(value) and value.shape[0] <= MOST_SHOWN:
+        return "[" + ", ".join(f"{float(number):g}" for number in library_of(value).to_list(value)) + "]"
     return f"<{dtype_name(value.dtype)} {tuple(value.shape)}>"
 
 
@@ -82,10 +81,9 @@ def _count(value: object) -> int:
     return sum(map(_count, value)) if isinstance(value, tuple) else 1
 
 
-def elements_of(array: Any) -> Any:
-    """Return the elements if they can be read now, or None; a spec of the exporter has none."""
-    has_elements = not has_override(array) and hasattr(array, "__getitem__")
-    return read(array) if has_elements else None
+def has_values(array: Any) -> bool:
+    """Return whether elements can be read now: a spec of the exporter and values of a graph have none."""
+    return not has_override(array) and hasattr(array, "__getitem__") and not is_traced(array)
 
 
 def call_of(value: DataclassInstance, name: str) -> str:

@@ -8,7 +8,7 @@ first call that asks for its kernel.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
 from .._call.prepared_call import PreparedCall
 from .._libraries.protocols import Array
@@ -28,33 +28,25 @@ class Kernel(Protocol):
 
 
 class NativeKernel(Kernel, Protocol):
-    """The functions of a kernel that may be the default for arrays of its library."""
+    """The functions of the file of a kernel that may be the default for arrays of its library."""
 
     def not_default_reason(self, call: PreparedCall, /) -> str | None:
         """Return why the kernel is only used if the call asks for it, or None if it is a default."""
 
 
-class InTrace(NamedTuple):
-    """The functions of a kernel for calls in a trace: the output cannot be looked at."""
-
-    unsupported_reason: Callable[[PreparedCall], str | None]
-    not_default_reason: Callable[[PreparedCall], str | None]
-    attend: Callable[[PreparedCall], Array | None]
-
-
-def _torch() -> Any:
+def _torch() -> NativeKernel:
     from . import torch
 
     return torch
 
 
-def _jax() -> Any:
+def _jax() -> NativeKernel:
     from . import jax
 
     return jax
 
 
-def _mlx() -> Any:
+def _mlx() -> NativeKernel:
     from . import mlx
 
     return mlx
@@ -66,7 +58,7 @@ def _torch_on_numpy() -> Kernel:
     return torch_on_numpy
 
 
-KERNELS: dict[str, Callable[[], Any]] = {"jax": _jax, "mlx": _mlx, "torch": _torch}
+KERNELS: dict[str, Callable[[], NativeKernel]] = {"jax": _jax, "mlx": _mlx, "torch": _torch}
 """By the name of the library whose arrays they take."""
 BY_NAME: dict[str, Callable[[], Kernel]] = {"torch": _torch_on_numpy}
 """By the value of `implementation` that asks for them. They are no defaults: no result may depend on whether

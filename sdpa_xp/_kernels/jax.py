@@ -18,12 +18,12 @@ import sys
 from typing import Any, cast
 
 from .._call.prepared_call import PreparedCall
-from .._libraries import dtype_name, read
+from .._libraries import dtype_name
 from .._libraries.protocols import Array, Shape
 from .._run.products import any_query_attends, has_key
 from .._tiles.tile import is_masked
 from ..biases.algebra import Added
-from . import InTrace, operands
+from . import operands
 
 MOST_SCORES = 2**17
 """From here on the portable implementation is as fast as the kernel, or faster. Measured on two cores."""
@@ -32,8 +32,8 @@ MOST_SCORES = 2**17
 def not_default_reason(call: PreparedCall) -> str | None:
     """The kernel is a default for short calls on the CPU outside a jit, as one operation starts fast."""
     grid = call.grid
-    if getattr(grid.device, "platform", None) != "cpu":
-        return f"JAX's kernel is not the default on {grid.device}"
+    if grid.access.is_traced or getattr(grid.device, "platform", None) != "cpu":
+        return operands.not_default_reason(call, "JAX", "a jit")
     if math.prod(grid.shape) > MOST_SCORES:
         return "JAX's kernel makes all scores at once, so it is not the default for many scores"
     return None
@@ -72,10 +72,7 @@ def attend(call: PreparedCall) -> Array | None:
         batch=call.sizes.batch,
     )
     # Inside a jit no value can be read. Only NaN of keys that no query attends is kept out, as documented.
-    return None if read(finite) is False else cast(Array, output)
-
-
-IN_TRACE = InTrace(unsupported_reason, lambda _: "JAX's kernel is not the default inside a jit", attend)
+    return cast(Array, output) if call.grid.library.is_traced(output) or bool(finite) else None
 
 
 @functools.cache

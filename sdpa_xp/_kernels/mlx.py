@@ -19,21 +19,21 @@ from __future__ import annotations
 
 import math
 import sys
-from functools import partial
 
 from .._call.prepared_call import PreparedCall
 from .._libraries import dtype_name
 from .._libraries.protocols import Array
 from .._run.products import any_query_attends, has_key
-from . import InTrace, operands
+from . import operands
 
 
 def not_default_reason(call: PreparedCall) -> str | None:
     """The kernel is a default on the CPU without masks: then no tile can be skipped, and no NaN is masked."""
     if _is_masked(call):
         return "MLX's kernel does not skip masked keys, so it is not the default with a mask or a bias"
-    is_on_cpu = call.grid.device.type == sys.modules["mlx.core"].cpu
-    return None if is_on_cpu else f"MLX's kernel is not the default on {call.grid.device}"
+    if not call.grid.may_read():
+        return operands.not_default_reason(call, "MLX", "mx.compile and mx.vmap")
+    return None
 
 
 def _is_masked(call: PreparedCall) -> bool:
@@ -60,12 +60,6 @@ def unsupported_reason(call: PreparedCall) -> str | None:
 
 def attend(call: PreparedCall) -> Array | None:
     """Return the output, (..., Hq, L, Ev); None if it has a NaN or inf, which may be a fault of the kernel."""
-    output, xp = _output(call), call.grid.xp
-    return output if bool(xp.isfinite(xp.sum(output))) else None
-
-
-def _output(call: PreparedCall, *, hides_unattended: bool = False) -> Array:
-    """Return the output. With `hides_unattended` a NaN of a key that no query attends to is not in it."""
     xp, dtype, sizes = call.grid.xp, call.grid.dtype, call.sizes
     query, key, value = (xp.astype(x, dtype, copy=False) for x in call.arrays.values())
     scale = call.options.scale
@@ -76,7 +70,7 @@ def _output(call: PreparedCall, *, hides_unattended: bool = False) -> Array:
     allowed = operands.allowed(call)
     if allowed is None and operands.is_causal(call):
         allowed = operands.causal(call)
-    if allowed is not None and hides_unattended:
+    if allowed is not None and call.grid.access.is_traced:  # else a NaN that got in is seen in the output
         attended = any_query_attends(xp, allowed, sizes.heads)
         key, value = (xp.where(attended, x, 0.0) for x in (key, value))
     output: Array = sys.modules["mlx.core"].fast.scaled_dot_product_attention(
@@ -86,14 +80,9 @@ def _output(call: PreparedCall, *, hides_unattended: bool = False) -> Array:
         sinks=None if call.options.sinks is None else xp.astype(call.options.sinks, dtype, copy=False),
     )
     output = operands.split_batch(call, output)
-    return output if allowed is None else xp.where(has_key(xp, allowed), output, 0.0)
-
-
-IN_TRACE = InTrace(
-    unsupported_reason,
-    lambda call: not_default_reason(call) or "MLX's kernel is not the default inside mx.compile and mx.vmap",
-    partial(_output, hides_unattended=True),
-)
+    if allowed is not None:
+        output = xp.where(has_key(xp, allowed), output, 0.0)
+    return output if call.grid.access.is_traced or bool(xp.isfinite(xp.sum(output))) else None
 
 
 def _mask(call: PreparedCall, allowed: Array) -> Array:

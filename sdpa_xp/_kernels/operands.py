@@ -44,6 +44,12 @@ def unsupported_reason(
     return None
 
 
+def not_default_reason(call: PreparedCall, library: str, compilers: str) -> str:
+    """Return that a kernel is not the default where the call is: inside of compilers, or on its device."""
+    where = f"inside {compilers}" if call.grid.access.is_traced else f"on {call.grid.device}"
+    return f"{library}'s kernel is not the default {where}"
+
+
 def mask_size(call: PreparedCall) -> int:
     """Return the number of elements of all masks and biases joined in one array; 0 without masks and biases."""
     arrays = [mask.boolean for mask in _array_masks(call)] + [part.array for part in _array_biases(call)]

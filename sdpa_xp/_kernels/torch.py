@@ -39,11 +39,10 @@ from .._libraries.protocols import Array, Dtype
 from .._libraries.torch import Torch, has_tangents, makes_fakes
 from .._run.products import any_query_attends, has_key
 from .._tiles.tile import is_masked
-from . import InTrace, operands
+from . import operands
 
 LONGEST_VECTOR = 64
 """float32 numbers in the widest vector register that there is (2048 bits of Arm's SVE)."""
-FORWARD_MODE = "torch's kernel has no derivatives in forward mode"
 LARGEST_SCORE = 2.0**16
 """Of calls with gradients; there the rounding of the log-sum-exp changes gradients by up to 0.4 %."""
 
@@ -54,14 +53,9 @@ def not_default_reason(call: PreparedCall) -> str | None:
     It lacks some derivatives in forward mode and in torch.func, and in torch.compile no NaN can be read.
     """
     if has_tangents():  # some derivatives of the kernel are missing in forward mode
-        return FORWARD_MODE
-    return None if _is_on_cpu(call) else f"torch's kernel is not the default on {call.grid.device}"
-
-
-def _not_default_in_trace(_call: PreparedCall) -> str | None:
-    if has_tangents():
-        return FORWARD_MODE
-    return None if _is_exporting() else "torch's kernel is not the default inside torch.compile and torch.func"
+        return "torch's kernel has no derivatives in forward mode"
+    is_default = _is_exporting() if call.grid.access.is_traced else _is_eager_on_cpu(call)
+    return None if is_default else operands.not_default_reason(call, "torch", "torch.compile and torch.func")
 
 
 def _is_exporting() -> bool:
@@ -69,17 +63,14 @@ def _is_exporting() -> bool:
     return bool(sys.modules["torch"].compiler.is_exporting()) or (not is_compiling() and makes_fakes())
 
 
-def _is_on_cpu(call: PreparedCall) -> bool:
-    return bool(call.grid.device.type == "cpu")
+def _is_eager_on_cpu(call: PreparedCall) -> bool:
+    return not call.grid.access.is_traced and call.grid.device.type == "cpu"
 
 
 def unsupported_reason(call: PreparedCall) -> str | None:
-    """Return why the kernel does not compute the call as documented now."""
-    return unsupported_by_shape(call, cuts_keys=_is_on_cpu(call))
-
-
-def _unsupported_in_trace(call: PreparedCall) -> str | None:
     """Return why the kernel, or its translation by an exporter, does not compute the call as documented."""
+    if not call.grid.access.is_traced:
+        return unsupported_by_shape(call, cuts_keys=_is_eager_on_cpu(call))
     reason = operands.unsupported_reason(call, "torch")
     if reason is not None:
         return reason
@@ -109,7 +100,7 @@ def unsupported_by_shape(call: PreparedCall, *, cuts_keys: bool) -> str | None:
 def attend(call: PreparedCall) -> Array | None:
     """Return the output, (..., Hq, L, Ev); None if the kernel gets a NaN or inf wrong."""
     if not _needs_no_conversion(call):
-        return _attend_now(call) if _is_on_cpu(call) else _attend_unread(call)
+        return _attend_now(call) if _is_eager_on_cpu(call) else _attend_unread(call)
     # Here, and not in a function: a small call would notice one more. The public name may stand for a function
     # that calls this one: a program may have put it there.
     kernel = sys.modules["torch"]._C._nn.scaled_dot_product_attention
@@ -147,9 +138,6 @@ def _attend_unread(call: PreparedCall) -> Array:
     return output if allowed is None else xp.where(has_key(xp, allowed), output, 0.0)
 
 
-IN_TRACE = InTrace(_unsupported_in_trace, _not_default_in_trace, _attend_unread)
-
-
 def _kernel_output(
     call: PreparedCall, inputs: tuple[Array, ...], mask: Array | None, scale: float | None, is_causal: bool
 ) -> Any:
@@ -174,7 +162,7 @@ def _keeps_half(call: PreparedCall) -> bool:
 @shared_by_equal_calls
 def _needs_no_conversion(call: PreparedCall) -> bool:
     """Return whether the call is three arrays and a scale that the kernel takes as they are."""
-    if not _is_on_cpu(call) or call.options.masks or call.options.biases:
+    if not _is_eager_on_cpu(call) or call.options.masks or call.options.biases:
         return False
     leading = call.grid.leading_shape
     fit = all(array.ndim == 4 and array.shape[:-2] == leading for array in call.arrays.values())
@@ -313,9 +301,9 @@ def _mask(call: PreparedCall, allowed: Array) -> Array:
         least = -LARGEST[dtype_name(bias.dtype)] * (1 - 2**-10)
         mask = xp.where(allowed, xp.where(bias < least, least, bias), -math.inf)
     lengths = (call.sizes.queries, call.sizes.keys)
-    # torch's translation to ONNX does not broadcast L and S. Else nothing is broadcast, so that a mask of keys
+    # torch's translation to ONNX does not broadcast L and S. Here nothing is broadcast, so that a mask of keys
     # stays as small as it is.
-    if _is_exporting() and mask.shape[-2:] != lengths:
+    if call.grid.access.is_traced and mask.shape[-2:] != lengths:
         mask = xp.broadcast_to(mask, (*mask.shape[:-2], *lengths))
     if mask.ndim == 3:
         return xp.expand_dims(mask, axis=0)

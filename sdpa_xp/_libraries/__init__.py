@@ -18,7 +18,7 @@ from typing import Any, TypeGuard, TypeVar, cast
 import array_api_compat as compat
 
 from .base import Library, is_compiling
-from .protocols import READ_ONLY, TRACED, Access, AnyArray, Array, Dtype, Namespace, Override
+from .protocols import TRACED, Access, AnyArray, Array, Dtype, Namespace, Override
 
 T = TypeVar("T")
 FLOATING = ("float16", "bfloat16", "float32", "float64")
@@ -166,12 +166,6 @@ def is_traced(array: object) -> bool:
     return library_of(array).is_traced(array)
 
 
-def read(array: Array) -> Any:
-    """Return the elements as Python numbers in nested lists; None if they cannot be read now."""
-    library = library_of(array)
-    return None if library.is_traced(array) else library.to_list(array)
-
-
 def computing(array: object) -> AbstractContextManager[object]:
     """Return a context without NumPy's warnings, torch's autocast and JAX's debugging, on CuPy's device."""
     return library_of(array).context_maker(cast(Array, array))()
@@ -222,21 +216,6 @@ def access_of(arrays: Iterable[Array]) -> Access:
     if is_writeable and library.autograd is not None:
         is_writeable = not library.autograd.records(arrays)
     return Access(False, is_writeable, waits, library.uses_our_threads)
-
-
-def joint_access(access: Access, array: Array) -> Access:
-    """Return what a call may do if it gets one more array; `access` itself if that changes nothing."""
-    if is_traced(array):
-        return access if access.is_traced else TRACED
-    is_recorded = access.is_writeable and not access_of([array]).is_writeable
-    return READ_ONLY if is_recorded else access
-
-
-def spread_like(xp: Namespace, array: Array, like: Array) -> Array:
-    """Return an array in the dtype and the shape of `like`, and on its devices, which a trace may ask for."""
-    if is_traced(like):  # a sum is on them
-        return xp.astype(array, like.dtype) + xp.zeros_like(like)
-    return xp.astype(xp.broadcast_to(array, like.shape), like.dtype)
 
 
 def with_axes(array: Array, axes: int) -> Array:
@@ -291,31 +270,6 @@ def share_memory(first: Any, second: Any) -> bool:
     if any(view is None for view in views):
         return False  # the library's slices behave like copies, so that two arrays never share an element
     return bool(sys.modules["numpy"].shares_memory(*views))
-
-
-def in_own_memory(array: Array, others: Iterable[Array]) -> Array:
-    """Return an array that shares no element with others, and that can be written to if its library writes."""
-    library = library_of(array)
-    if not library.writes_in_place or library.is_traced(array):
-        return array
-    is_own = library.is_writeable(array) and not any(share_memory(array, other) for other in others)
-    return array if is_own else library.namespace(array).astype(array, array.dtype, copy=True)
-
-
-def may_read(access: Access, *arrays: Array) -> bool:
-    """Return whether values of a call and of `arrays` can be read now, without waiting for a device."""
-    return not (access.is_traced or access.waits or any(map(is_traced, arrays)))
-
-
-def lazy_reason(array: Array) -> str:
-    """Return why an array of an unknown library counts as lazy, or "" for other arrays."""
-    if not is_unknown(array) or not is_traced(array):
-        return ""
-    try:
-        bool(namespace_of(array).any(array))
-    except Exception as error:  # the library decides what `bool` raises
-        return f"the arrays count as lazy: bool() raises {type(error).__name__}: {error}"
-    return "the arrays count as lazy"
 
 
 def dtype_name(dtype: Dtype) -> str:

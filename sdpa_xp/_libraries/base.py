@@ -145,16 +145,6 @@ class Library:
         """Return whether values cannot be read now, as in a lazy graph, a jit or an export."""
         return bool(compat.is_lazy_array(array))
 
-    def bounds(self, integers: Any) -> Sequence[int] | None:
-        """Return the least and the most; None if there are no elements, or if they cannot be read now."""
-        if self.is_traced(integers) or 0 in integers.shape:
-            return None
-        xp = self.namespace(integers)
-        ends = [xp.min(integers), xp.max(integers)]
-        if not self.is_accelerator(self.device(integers)):
-            return int(ends[0]), int(ends[1])
-        return cast(Sequence[int], self.to_list(xp.stack(ends, axis=0)))  # a device is waited for once
-
     def is_known(self, length: object) -> bool:
         """Return whether a length, or a comparison of some, is known: a compiler may know symbols alone."""
         return isinstance(length, int)

@@ -18,16 +18,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple, TypeAlias, cast
 
-from .._libraries import astype_if_needed, joint_access, library_of, spread_like
-from .._libraries.protocols import Access, Array, Namespace
+from .._libraries import access_of, astype_if_needed, is_traced, library_of
+from .._libraries.protocols import READ_ONLY, TRACED, Access, Array, Namespace
 from .._run.buffers import exp_minus, minus, times
-from .._run.executors import run_guarded
+from .._run.executors import Program, run
 from .._run.products import key_leading_slice, matmul_grouped, matmul_over_group
-from .._run.program import Program, Results
+from .._run.results import Results
 from .._sources import KeyValueSource
 from .._tiles.on_device import Questions
 from .._tiles.plan import plan_tiles
-from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import Allowed, LeadingSlice, Target, is_masked, slice_leading
 from ..biases.custom import check_answers
 from .differentiable import differentiable_product
@@ -89,22 +88,11 @@ class GradientProgram(Program):
         bias_names = tuple([name if name in targets else None for name in self.bias_names])
         return replace(self, targets=targets, bias_names=bias_names)
 
-    def with_grid(self, grid: ScoreGrid) -> GradientProgram:
-        return replace(self, scores=self.scores._replace(grid=grid))
-
     def with_access(self, access: Access) -> GradientProgram:
         """Return the same call, cut as a call of arrays that allow this."""
-        grid, widths = replace(self.scores.grid, access=access), self.scores.key.width + self.value.width
-        plan = plan_tiles(grid, self.scores.group, widths).with_common_borders()
-        return replace(self.with_grid(grid), plan=plan)
-
-    def guarded(self, *, in_trace: bool) -> GradientProgram:
-        del in_trace
-        return replace(self, guard="all")
-
-    def known_right(self) -> GradientProgram | None:
-        finite = self.scores.options.finite_inputs
-        return None if finite is None else replace(self, guard="cotangent" if finite >= INPUTS else "all")
+        grid, source = replace(self.scores.grid, access=access), self.scores.key
+        plan = plan_tiles(grid, self.scores.group, source.width + self.value.width)
+        return replace(self, scores=self.scores._replace(grid=grid), plan=plan.with_common_borders())
 
     def add_rows(self, results: Results, rows: range) -> None:
         scores = self.scores
@@ -194,14 +182,25 @@ def gradients(program: GradientProgram, cotangent: Array) -> dict[str, Array]:
     scores = program.scores._replace(known_tiles=None)  # those of the output begin where its rows attend
     # Sums over queries need common borders.
     program = replace(program, scores=scores, cotangent=cotangent, plan=program.plan.with_common_borders())
-    access = joint_access(scores.grid.access, cotangent)
-    if access is not scores.grid.access:
-        program = program.with_access(access)
-    if scores.options.finite_inputs is not None:
-        # Functions of biases may have been asked about while the output was computed, too.
-        program = program.with_grid(replace(scores.grid, questions=scores.grid.questions or Questions()))
-    computed = run_guarded(program)
-    check_answers(program.grid)
+    if scores.grid.access.is_traced or is_traced(cotangent):  # whether a gradient is NaN cannot be read
+        return run(replace(program.with_access(TRACED), guard="all"))
+    if scores.grid.access.is_writeable and not access_of([cotangent]).is_writeable:  # it records operations
+        program = program.with_access(READ_ONLY)
+    elif (finite := scores.options.finite_inputs) is not None:
+        return _sum_on_device(replace(program, guard="cotangent" if finite >= INPUTS else "all"))
+    computed = run(program)
+    return computed if scores.are_right(*computed.values()) else run(replace(program, guard="all"))
+
+
+def _sum_on_device(program: GradientProgram) -> dict[str, Array]:
+    """Return the sums on a device that was waited for before the output: again only for functions of biases.
+
+    These may have been asked about while the output was computed, too.
+    """
+    scores, questions = program.scores, program.scores.grid.questions or Questions()
+    grid = replace(scores.grid, questions=questions)
+    computed = run(replace(program, scores=scores._replace(grid=grid)))
+    check_answers(grid)
     return computed
 
 
@@ -220,7 +219,10 @@ def _guarded_by_count(
 ) -> Array:
     # An attended NaN or inf makes the sum NaN, whatever the others are; so it is enough to count them.
     is_special = ~xp.isfinite(operand)
-    attends = spread_like(xp, allowed, weights)
+    if is_traced(weights):  # on the devices of the weights, which a trace may ask for
+        attends = xp.astype(allowed, weights.dtype) + xp.zeros_like(weights)
+    else:
+        attends = xp.astype(xp.broadcast_to(allowed, weights.shape), weights.dtype)
     meets = product(attends, xp.astype(is_special, weights.dtype)) > 0.0
     return xp.where(meets, math.nan, product(weights, xp.where(is_special, 0.0, operand)))
 

@@ -84,8 +84,8 @@ def _first_keys(scores: Scores, plan: Plan, rows: range) -> Array:
     return xp.where(first < none, first, 0)
 
 
-def attend_rows(scores: Scores, value: KeyValueSource, plan: Plan, rows: range, **_guard: object) -> RowResult:
-    """Return the attention of one range of queries. Sums that are not finite have a guard of their own."""
+def attend_rows(scores: Scores, value: KeyValueSource, plan: Plan, rows: range) -> RowResult:
+    """Return the attention of one range of queries."""
     xp = scores.xp
     l, o = _sums(scores, value, plan, rows, None, is_guarded=False)
     if 0 not in l.shape and float(xp.min(l)) >= 1 and is_finite(xp, (l, o)):  # most calls: all rows are exact

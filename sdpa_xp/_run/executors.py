@@ -1,33 +1,153 @@
-"""The executors of programs: in threads, at once, or in loops of a compiler (`loops.py`).
+"""The executors of programs: in threads, in loops of a compiler, or at once.
 
-The results of some programs may be wrong at first, because a NaN or inf of a masked pair got in. To keep one
-out costs more than to notice it, so these programs begin with a weak guard or none. They are looked at
+A program has targets, and says what a range of queries adds to each. It does not know who runs it, and an
+executor does not know what it computes.
 
-    in a trace    never: no value can be read, so all is guarded that a graph can afford
-    in place      after each range of queries, by the program itself
-    joined        after the last range, so that a device is waited for once
+Long calls inside a jit are loops over blocks of queries, which the compiler keeps. A loop has one shape for all
+of its blocks, so it reads the same keys for each. If a mask leaves the first queries fewer keys than the last
+ones, each band of queries gets a loop, with the keys of the band alone. On several devices there is one band: a
+band of queries may lie on one device, and the others would wait.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
-from functools import cache, partial
-from itertools import islice, product
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import cache, partial, reduce
+from itertools import product
+from operator import add
+from typing import ClassVar, Protocol, Self, TypeAlias
 
-from .._libraries import computing, is_traced
-from .._libraries.protocols import Array, Shape
-from .._tiles import tuning
-from .._tiles.plan import Plan, Task, takes_threads
+from .._libraries import computing
+from .._libraries.protocols import Array, Namespace, Shape
+from .._tiles.plan import Plan, Task
 from .._tiles.score_grid import ScoreGrid
-from .._tiles.tile import LeadingSlice, Target
+from .._tiles.tile import LeadingSlice, RowBlock, Target, Tile
 from . import threads
-from .buffers import call_buffers
-from .products import are_finite
-from .program import Program, WrittenResult, in_pieces, joined
+from .buffers import CallBuffers, call_buffers
+from .results import JoinedResult, Results, WrittenResult, between_zeros, joined
+
+OfBlock: TypeAlias = Callable[[RowBlock], tuple[dict[str, Array], Sequence[Array]]]
+"""What a pass of a loop computes for its block of queries: arrays that are summed over the passes, and arrays
+(..., rows, width)."""
+
+
+def row_bands(grid: ScoreGrid, plan: Plan, key_range: Callable[[range], range]) -> list[range]:
+    """Return the ranges of queries that get a loop each; some queries may attend the keys of `key_range`."""
+    bands, loops = plan.bands(), grid.library.loops
+    has_equal_keys = key_range(bands[0]) == key_range(bands[-1])
+    return [range(plan.queries)] if has_equal_keys or (loops and loops.may_be_shared()) else bands
+
+
+def compute_band(
+    grid: ScoreGrid, plan: Plan, band: range, compute: OfBlock, *, has_sums: bool
+) -> tuple[dict[str, Array], list[Array]]:
+    """Return the sums of a band of queries, and the other arrays with all of its rows.
+
+    All blocks have the same length, because the compiler needs fixed shapes. If that length divides the number
+    of queries, block n of N has every N-th query from n on, so that each pass uses all devices that hold
+    queries. Otherwise the last block begins early enough to be full, and repeats rows of the one before.
+    """
+    xp, queries, rows = grid.xp, len(band), min(plan.rows, len(band))
+    passes = -(-queries // rows)
+    is_even = passes * rows == queries
+    step = passes if is_even else 1
+
+    def compute_pass(number: Array) -> tuple[dict[str, Array], list[Array]]:
+        start, is_new = number, None
+        if step == 1:
+            start = xp.clip(number * rows, 0, queries - rows)
+        if has_sums and not is_even:
+            is_new = xp.expand_dims(grid.arange(0, rows) + start >= number * rows, axis=-1)
+        sums, others = compute(RowBlock(start, rows, step, is_new))
+        return sums, [*others]
+
+    loops = grid.library.loops
+    assert loops is not None
+    sums, blocks = loops.rolled(compute_pass, grid.arange(0, passes), has_sums=has_sums)
+    join = _interleave_blocks if step > 1 else _join_blocks
+    return sums, [join(xp, array, queries) for array in blocks]
+
+
+def _interleave_blocks(xp: Namespace, blocks: Array, queries: int) -> Array:
+    """Return (blocks, ..., rows, width) as (..., L, width), where block n has every N-th row from n on."""
+    *leading, rows, width = range(1, blocks.ndim)
+    shape = blocks.shape
+    return xp.reshape(xp.permute_dims(blocks, (*leading, rows, 0, width)), (*shape[1:-2], queries, shape[-1]))
+
+
+def _join_blocks(xp: Namespace, blocks: Array, queries: int) -> Array:
+    """Return (blocks, ..., rows, width) as (..., L, width), without the rows that the last block repeats."""
+    count, *leading, rows, width = blocks.shape
+    axes = (*range(1, blocks.ndim - 2), 0, blocks.ndim - 2, blocks.ndim - 1)
+    joined = xp.reshape(xp.permute_dims(blocks, axes), (*leading, count * rows, width))
+    repeated, start_of_last = count * rows - queries, (count - 1) * rows
+    if not repeated:
+        return joined
+    return xp.concat([joined[..., :start_of_last, :], joined[..., start_of_last + repeated :, :]], axis=-2)
+
+
+class TiledScores(Protocol):
+    """The scores of a program, as an executor knows them."""
+
+    @property
+    def grid(self) -> ScoreGrid: ...
+    @property
+    def query(self) -> Array: ...
+    @property
+    def may_be_kept(self) -> bool:
+        """Whether a function may keep the scores of a tile."""
+
+    def tile(self, rows: range, columns: range) -> Tile: ...
+    def key_range(self, rows: range) -> range:
+        """Return the keys that some queries may attend, in one piece."""
+
+    def slice_leading(self, leading: LeadingSlice) -> Self:
+        """Return the scores of some batch entries and heads."""
+
+    def in_block(self, block: RowBlock) -> Self:
+        """Return the scores of an iteration of a loop."""
+
+    def in_memory(self, buffers: CallBuffers | None, *, shares_tiles: bool) -> Self:
+        """Return the scores of many tiles, in buffers if there are some."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What is computed from the tiles of a call."""
+
+    scores: TiledScores
+    plan: Plan
+    targets: Mapping[str, Target]
+    """The arrays that are computed, by name."""
+    shares_tiles: ClassVar[bool] = True
+    """Whether the answers of a mask are kept for the heads of a range of queries, which takes memory."""
+
+    @property
+    def grid(self) -> ScoreGrid:
+        return self.scores.grid
+
+    @property
+    def keeps_scores(self) -> bool:
+        """Whether the scores of a tile are needed after the next one is computed: then no buffer holds them."""
+        return self.scores.may_be_kept
+
+    @property
+    def is_recomputed(self) -> bool:
+        """Whether a library that records it computes each range again for its gradients, to keep less.
+
+        Functions of the caller may read arrays that need gradients, too; so all that is recorded is asked.
+        """
+        return False
+
+    def add_rows(self, results: Results, rows: range) -> None:
+        """Add what a range of queries contributes, or set its rows."""
+        raise NotImplementedError
+
+    def slice_leading(self, leading: LeadingSlice) -> Self:
+        """Return the program of some batch entries and heads, with the same targets."""
+        return replace(self, scores=self.scores.slice_leading(leading))
 
 
 def run(program: Program, outs: Mapping[str, Array] | None = None) -> dict[str, Array]:
@@ -38,9 +158,7 @@ def run(program: Program, outs: Mapping[str, Array] | None = None) -> dict[str, 
     """
     plan, grid = program.plan, program.grid
     if plan.is_loop:
-        from .loops import run_in_loops  # few programs need it
-
-        return run_in_loops(program)
+        return _run_in_loops(program)
     if joins(plan, grid):
         return _run_and_join(program)
     with nullcontext() if program.keeps_scores else call_buffers(grid) as buffers:
@@ -50,124 +168,23 @@ def run(program: Program, outs: Mapping[str, Array] | None = None) -> dict[str, 
         return _run_in_tasks(replace(program, scores=scores), outs or {})
 
 
-def run_guarded(program: Program) -> dict[str, Array]:
-    """Return the targets of a program, all of which are computed again if one is wrong."""
-    if program.grid.access.is_traced:
-        return run(program.guarded(in_trace=True))
-    if (known := program.known_right()) is not None:
-        return run(known)
-    results = run(program)
-    return results if program.scores.are_right(*results.values()) else run(program.guarded(in_trace=False))
-
-
-def run_repaired(
-    program: Program, outs: Mapping[str, Array], *, returns_checksum: bool = False
-) -> dict[str, Array]:
-    """Return the targets of a program whose ranges of queries are repaired.
-
-    In tasks, they are computed in `outs`, as in `run`. With `returns_checksum` nothing is waited for: if
-    "checksum" is among the results, and not finite, the program has to be run again with inputs that are known
-    not to be finite.
-    """
-    plan, access = program.plan, program.grid.access
-    if access.is_writeable:
-        for attempt in program.attempts():
-            outs = results = run(attempt, outs)
-        return results
-    if plan.leading_slices:  # without an array to write to, each slice is a call of its own
-        parts = [run_repaired(_alone(program, leading), {}) for leading in plan.leading_slices]
-        concat = program.grid.xp.concat
-        return {name: concat([part[name] for part in parts], axis=-3) for name in program.targets}
-    if access.is_traced:
-        return run(program.guarded(in_trace=True))
-    return _run_and_look(program, returns_checksum=returns_checksum)
-
-
-def _alone(program: Program, leading: LeadingSlice) -> Program:
-    """Return the program of a slice of the leading axes, with targets of its own."""
-    targets = {name: target.slice_leading(leading) for name, target in program.targets.items()}
-    plan = replace(program.plan, leading_slices=())
-    return replace(program.slice_leading(leading), targets=targets, plan=plan)
-
-
-def _run_and_look(program: Program, *, returns_checksum: bool) -> dict[str, Array]:
-    """Return the targets of a program after a look at the checksums of all ranges of queries."""
-    plan, grid = program.plan, program.grid
-    if grid.library.autograd is not None and program.is_recomputed:
-        # All keys of some queries are in memory while their gradients are computed.
-        most = tuning.DEVICE.scores * plan.queries // math.prod(grid.shape)
-        plan = replace(plan, rows=min(plan.rows, max(tuning.SMALLEST_SIDE, most)))
-        program = replace(program, plan=plan)
-    if (known := program.known_right()) is not None:
-        return run(known)
-    ranges = [*plan.row_ranges()]
-    checksum = Target((len(ranges), 1), ("rows", None), block=(plan.rows, 1))
-    results = run(replace(program, targets={**program.targets, "checksum": checksum}))
-    if is_traced(results["checksum"]):  # a function of the caller has brought it in
-        return run(program.guarded(in_trace=True))
-    if returns_checksum:
-        return results
-    are_right = are_finite([results.pop("checksum")])
-    wrong = [rows for rows, is_right in zip(ranges, are_right, strict=True) if not is_right]
-    return _run_and_join(program.guarded(in_trace=False), results, wrong) if wrong else results
-
-
-def run_groups(
-    grid: ScoreGrid, compute: Callable[..., Array | None], groups: Sequence[Any], widths: int
-) -> None:
-    """Compute all groups of sequences of a call, each of which has a grid and a plan.
-
-    On a device, those with a NaN or inf are computed a second time, guarded.
-    """
-    if grid.access.waits:
-        checks = [(group, compute(group, returns_checksum=True)) for group in groups]
-        doubtful = [(group, check) for group, check in checks if check is not None]
-        flags = iter(are_finite([check for _, check in doubtful]) if doubtful else ())
-        for group, check in doubtful:
-            if False in [*islice(flags, check.shape[0])]:  # a list, so that all flags of the group are taken
-                compute(group, is_guarded=True)
-        return
-    small = [group for group in groups if group.plan.threads == 1]
-    work = sum(math.prod(group.grid.shape) for group in small) * widths
-    has_threads = len(small) > 1 and takes_threads(grid, work)
-    # Once for all groups, because a BLAS takes milliseconds to change its threads.
-    with threads.one_blas_thread(grid.access.uses_our_threads and (has_threads or len(small) < len(groups))):
-        for group in groups:
-            if group.plan.threads != 1:
-                compute(group)
-        threads.run_tasks(compute, small, None if has_threads else 1)
-
-
-def runs_at_once(plan: Plan, grid: ScoreGrid) -> bool:
-    """Return whether a call is so small that the objects of a program would take as long as its work."""
-    return plan.is_small and grid.access.is_writeable and not grid.is_reproducible
-
-
 def joins(plan: Plan, grid: ScoreGrid) -> bool:
     """Return whether targets are joined from pieces, and not written to."""
     return plan.is_small or not grid.access.is_writeable
 
 
-def _run_and_join(
-    program: Program, known: Mapping[str, Array] | None = None, wrong: Collection[range] = ()
-) -> dict[str, Array]:
-    """Return the targets without writing to an array; each range of queries has all heads at once.
-
-    With `known` targets, only the `wrong` ranges are computed.
-    """
+def _run_and_join(program: Program) -> dict[str, Array]:
+    """Return the targets without writing to an array; each range of queries has all heads at once."""
     plan, grid = program.plan, program.grid
     ranges = [*plan.row_ranges()]
     columns: list[range] = []  # not list[range](), which not every compiler traces
     if any("columns" in target.axes for target in program.targets.values()):
         keys = range(plan.keys)
         columns = [*plan.column_ranges(keys)] or [keys]  # or one piece of no element
-    results = in_pieces(program, ranges, columns)
+    results = _in_pieces(program, ranges, columns)
     autograd = None if grid.access.is_traced or grid.access.is_writeable else grid.library.autograd
     for rows in ranges:
-        if known is not None and rows not in wrong:
-            for name, result in results.items():
-                result.put(rows, known[name][..., rows.start : rows.stop, :])
-        elif autograd is not None and program.is_recomputed:
+        if autograd is not None and program.is_recomputed:
             computed = autograd.recomputed(partial(_compute_rows, program, rows))
             for name, array in computed.items():
                 results[name].add(program.scores.tile(rows, range(1)), array)
@@ -178,9 +195,14 @@ def _run_and_join(
 
 def _compute_rows(program: Program, rows: range) -> dict[str, Array]:
     """Return what a range of queries contributes to targets without columns."""
-    results = in_pieces(program, [rows], [])
+    results = _in_pieces(program, [rows], [])
     program.add_rows(results, rows)
     return joined(results)
+
+
+def _in_pieces(program: Program, rows: Sequence[range], columns: Sequence[range]) -> dict[str, JoinedResult]:
+    grid = program.grid
+    return {name: JoinedResult(target, grid, rows, columns) for name, target in program.targets.items()}
 
 
 def _run_in_tasks(program: Program, outs: Mapping[str, Array]) -> dict[str, Array]:
@@ -235,6 +257,48 @@ def _summing_tasks(plan: Plan, targets: Sequence[Target], grid: ScoreGrid) -> li
     groups = _independent_groups(plan.leading_slices, targets, grid.leading_shape)
     shares = plan.shares(len(groups))
     return [Task(group, ranges, plan, number) for group in groups for number, ranges in enumerate(shares)]
+
+
+def _run_in_loops(program: Program) -> dict[str, Array]:
+    """Return the targets of a call whose values cannot be read, in loops that the compiler keeps."""
+    ranges = row_bands(program.grid, program.plan, program.scores.key_range)
+    bands = [_run_band(program, band) for band in ranges]
+    if len(bands) == 1:
+        return bands[0]
+    join = partial(program.grid.xp.concat, axis=-2)
+    return {
+        name: (join if target.axes[0] == "rows" else partial(reduce, add))([band[name] for band in bands])
+        for name, target in program.targets.items()
+    }
+
+
+def _run_band(program: Program, band: range) -> dict[str, Array]:
+    """Return the sums over a band of queries, or its rows of what has a row for each query."""
+    targets, scores = program.targets, program.scores
+    columns, plan = scores.key_range(band) or range(0), program.plan  # an empty one may begin anywhere
+    of_rows = [name for name, target in targets.items() if target.axes[0] == "rows"]
+    has_sums = len(of_rows) < len(targets)
+    if has_sums:  # over the keys of the band at once
+        plan = replace(plan, columns=max(1, len(columns)), align=1)
+
+    def compute(block: RowBlock) -> tuple[dict[str, Array], list[Array]]:
+        results = _in_pieces(program, [range(band.start, band.start + block.length)], [columns])
+        replace(program, plan=plan, scores=scores.in_block(block)).add_rows(results, band)
+        sums = joined(results)
+        return sums, [sums.pop(name) for name in of_rows]
+
+    sums, others = compute_band(program.grid, plan, band, compute, has_sums=has_sums)
+    sums |= zip(of_rows, others, strict=True)
+    return {
+        name: _in_all_columns(program.grid, x, targets[name], columns, plan.keys) for name, x in sums.items()
+    }
+
+
+def _in_all_columns(grid: ScoreGrid, array: Array, target: Target, columns: range, keys: int) -> Array:
+    """Return the sum of a target from its part of some keys: 0 for the others."""
+    if "columns" not in target.axes or len(columns) == keys:
+        return array
+    return between_zeros(grid, array, target.axes.index("columns") - 2, columns.start, keys - columns.stop)
 
 
 def _independent_groups(

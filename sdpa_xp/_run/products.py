@@ -18,7 +18,7 @@ from functools import partial, reduce
 from operator import add
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-from .._libraries import JETS, library_of, namespace_of, read
+from .._libraries import JETS, library_of, namespace_of
 from .._libraries.protocols import Array, Namespace, Shape
 from .._tiles import tuning
 from .._tiles.tile import Allowed, LeadingSlice, is_masked
@@ -166,12 +166,9 @@ def _weigh_pairs(xp: Namespace, allowed: Array, p: Array, value: Array) -> Array
     return product
 
 
-def is_finite(xp: Namespace, arrays: Sequence[Array]) -> bool | None:
-    """Return whether no array has a NaN or inf; None if that cannot be read.
-
-    If Ev = 0, only the sums l of the rows show it.
-    """
-    return cast("bool | None", read(xp.isfinite(checksum(xp, arrays))))
+def is_finite(xp: Namespace, arrays: Sequence[Array]) -> bool:
+    """Return whether no array has a NaN or inf; if Ev = 0, only the sums l of the rows show it."""
+    return bool(xp.isfinite(checksum(xp, arrays)))
 
 
 def are_finite(checksums: Sequence[Array]) -> list[bool]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import islice
 from typing import NamedTuple, cast
 
 from .. import _chunked
@@ -14,12 +16,13 @@ from .._libraries import computing, namespace_of
 from .._libraries.protocols import Array
 from .._programs.output import attend as attend_to
 from .._programs.scores import BoundOptions, ResultName, Scores
+from .._run import threads
 from .._run.buffers import Buffer, CallBuffers, call_buffers
-from .._run.executors import run_groups
+from .._run.products import are_finite
 from .._sources import ArraySource, KeyValueSource, PagedSource
 from .._sources.quantised import factored_operands, source_of
 from .._tiles.on_device import PaddedLengths
-from .._tiles.plan import Plan
+from .._tiles.plan import Plan, takes_threads
 from .._tiles.score_grid import BatchPart, ScoreGrid
 from ..masks.lengths import KeysBefore
 from ..masks.patterns import AllOf
@@ -50,8 +53,8 @@ def attend(call: PreparedCall, sequences: Sequences, *names: ResultName) -> dict
     packed = _packed_output(call, starts[-1], width) if starts and call.grid.access.is_writeable else None
     computed: dict[str, dict[Entries, Array]] = {name: {} for name in names}
 
-    def compute(group: Group, *, returns_checksum: bool = False, is_guarded: bool = False) -> Array | None:
-        """Compute a group, and return its checksum if that is asked for and not known."""
+    def compute(group: Group, is_guarded: bool = False) -> Array | None:
+        """Compute a group, and return its checksum if it is to be looked at."""
         query, key, value = _arrays_of(call, sequences, sources, group, buffers)
         if call.grid.library.chunks is not None and sequences.starts[1] is not None:
             key_and_value = (cast(ArraySource, source).array for source in (key, value))
@@ -70,7 +73,7 @@ def attend(call: PreparedCall, sequences: Sequences, *names: ResultName) -> dict
             if is_guarded:
                 options = options._replace(finite_inputs=frozenset())
             scores, dtype = Scores(group.grid, query, key, options), call.result_dtype
-            wanted: Sequence[ResultName] = (*names, "checksum") if returns_checksum else names
+            wanted: Sequence[ResultName] = (*names, "checksum") if group.grid.access.waits else names
             results = attend_to(scores, value, group.plan, dtype, *wanted, out=out)
         check = results.pop("checksum", None)
         if packed is not None and (output := results.pop("output")) is not out:
@@ -83,7 +86,7 @@ def attend(call: PreparedCall, sequences: Sequences, *names: ResultName) -> dict
     # Packed sequences are stacked in buffers, which have the dtype of the scores.
     keeps_buffers = call.grid.library.keeps_buffers and call.grid.dtype == call.result_dtype
     with call_buffers(call.grid) if packed is not None and keeps_buffers else nullcontext() as buffers:
-        run_groups(call.grid, compute, groups, call.sizes.width + width)
+        _compute_all(call.grid, compute, groups, call.sizes.width + width)
     results = {} if packed is None else {"output": packed}
     for name in names:
         if name not in results:
@@ -91,13 +94,38 @@ def attend(call: PreparedCall, sequences: Sequences, *names: ResultName) -> dict
     return call.connected(results)
 
 
+def _compute_all(
+    grid: ScoreGrid, compute: Callable[..., Array | None], groups: Sequence[Group], widths: int
+) -> None:
+    """Compute all groups; on a device those with a NaN or inf a second time, guarded."""
+    if grid.access.waits:
+        checks = [(group, compute(group)) for group in groups]
+        doubtful = [(group, check) for group, check in checks if check is not None]
+        flags = iter(are_finite([check for _, check in doubtful]) if doubtful else ())
+        for group, check in doubtful:
+            if False in [*islice(flags, check.shape[0])]:  # a list, so that all flags of the group are taken
+                compute(group, is_guarded=True)
+        return
+    small = [group for group in groups if group.plan.threads == 1]
+    work = sum(math.prod(group.grid.shape) for group in small) * widths
+    has_threads = len(small) > 1 and takes_threads(grid, work)
+    # Once for all groups, because a BLAS takes milliseconds to change its threads.
+    with threads.one_blas_thread(grid.access.uses_our_threads and (has_threads or len(small) < len(groups))):
+        for group in groups:
+            if group.plan.threads != 1:
+                compute(group)
+        threads.run_tasks(compute, small, None if has_threads else 1)
+
+
 def _groups(call: PreparedCall, sequences: Sequences, widths: int) -> list[Group]:
     """Return the groups of a call, whose options are bound to the lengths of each."""
     batch, group, is_packed = call.grid, call.sizes.group, sequences.starts[0] is not None
     if is_packed:
         batch = replace(batch, batch=(len(sequences.lengths),))
+    grouped = sequences.grouped(batch, group, widths)
+    tables = sequences.tables(batch, grouped) if batch.access.waits else [None] * len(grouped)
     groups = []
-    for entries, table in sequences.grouped(batch, group, widths):
+    for entries, table in zip(grouped, tables, strict=True):
         if table is None:
             first, part = entries[0], BatchPart(entries, is_packed)
             grid = batch.for_entries(part, *sequences.lengths[first], sequences.position(first))

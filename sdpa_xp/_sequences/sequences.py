@@ -56,24 +56,23 @@ class Sequences(NamedTuple):
             return plan_pages(grid, group, widths, self.page_size)
         return plan_tiles(grid, group, widths)
 
-    def grouped(self, grid: ScoreGrid, group: int, widths: int) -> list[tuple[Entries, Array | None]]:
-        """Return which sequences are computed together, each with its table if they are padded on a device."""
+    def grouped(self, grid: ScoreGrid, group: int, widths: int) -> list[Entries]:
+        """Return which sequences are computed together."""
         if grid.library.chunks is not None:  # stacked sequences would not have the chunks of the packed arrays
-            return [((entry,), None) for entry in range(len(self.lengths))]
+            return [(entry,) for entry in range(len(self.lengths))]
         sizes = HeadSizes(grid.heads, max(1, grid.heads // group), widths)
         if grid.access.waits:
-            grouped = group_entries(self.lengths, sizes, tuning.WORK_OF_LAUNCHES)
-            return [*zip(grouped, self._tables(grid, grouped), strict=True)]
-        parts: list[tuple[Entries, Array | None]] = []
+            return group_entries(self.lengths, sizes, tuning.WORK_OF_LAUNCHES)
+        parts = []
         for entries in group_entries(self.lengths, sizes):
             # At least 1, since sequences may be empty. Contiguous sequences need no copy, and stay together.
             stacked = tuning.MOST_STACKED // (grid.heads * max(*self.lengths[entries[0]], 1) * widths)
             is_whole = self.starts[1] is None or is_contiguous(entries)
             step = len(entries) if is_whole else max(1, stacked)
-            parts += [(entries[first : first + step], None) for first in range(0, len(entries), step)]
+            parts += [entries[first : first + step] for first in range(0, len(entries), step)]
         return parts
 
-    def _tables(self, grid: ScoreGrid, groups: Iterable[Entries]) -> Iterator[Array]:
+    def tables(self, grid: ScoreGrid, groups: Iterable[Entries]) -> Iterator[Array]:
         """Yield the integers of the sequences of each group, int32 (n, `PAGES` + pages) on the device.
 
         All of them travel there at once.

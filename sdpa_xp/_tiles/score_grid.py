@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from .._checks.arrays import check_one_device, check_one_library
 from .._checks.integers import (
+    DeviceNumbers,
     Integers,
     check_ids,
     check_integers,
@@ -146,7 +147,10 @@ class ScoreGrid(CallGrid):
         if not (isinstance(value, tuple | list) or is_array(value)):  # one number has no shape to check
             number = check_integer(self.function, name, value, least)
             return Integers(number, number, number)
-        checked = check_integers(self.function, name, value, self.xp, self.device, least=least, store=self)
+        xp, device, waiting = self.xp, self.device, self._waiting()
+        checked = check_integers(
+            self.function, name, value, xp, device, traced=self.access.is_traced, least=least, waiting=waiting
+        )
         values = cast(Array, checked.values)
         if values.shape == (1,) and not self.batch:  # a list of one for inputs without a batch
             return checked._replace(values=self.in_all_axes(values, 2))
@@ -163,7 +167,7 @@ class ScoreGrid(CallGrid):
         return self.check_integers(name, value)
 
     def check_ids(self, name: str, value: object, letter: Literal["L", "S"], hint: str = "") -> Array:
-        ids = check_ids(self.function, name, value, self.xp, self.device, self)
+        ids = check_ids(self.function, name, value, self.xp, self.device, self._waiting())
         length = self.queries if letter == "L" else self.keys
         for number in (length,) if self.padding is None else self.padding.lengths(letter):
             check_one_each(self.function, name, ids.shape, (*self.batch, number), letter, hint)
@@ -205,13 +209,18 @@ class ScoreGrid(CallGrid):
 
         return put_once(self.library, self.xp, self.device, dtype, numbers, sharing)
 
-    def bounds(self, integers: Array) -> Sequence[int] | None:
-        """Return the least and the most of some integers; None if they are not known yet."""
-        if self.access.is_traced or 0 in integers.shape:
+    def _waiting(self) -> DeviceNumbers | None:
+        if not self.access.waits:
             return None
-        if self.questions is None:
-            return self.library.bounds(integers)
-        return self.questions.ask(lambda: self.xp.stack([self.xp.min(integers), self.xp.max(integers)], axis=0))
+        return DeviceNumbers(lambda numbers: self.put(numbers, self.xp.int32), self._bounds)
+
+    def _bounds(self, integers: Array) -> Sequence[int] | None:
+        def bounds() -> Array:
+            return self.xp.stack([self.xp.min(integers), self.xp.max(integers)], axis=0)
+
+        if self.questions is not None:
+            return self.questions.ask(bounds)
+        return cast(list[int], self.library.to_list(bounds()))
 
     def slice_entries(self, array: Array, axes: int, /) -> Array:
         if self.part is None or array.ndim <= axes or array.shape[0] == 1:
@@ -254,7 +263,7 @@ class ScoreGrid(CallGrid):
         if shape[0] == 1 or len(entries) == 1:  # one number, not an array, so that tiles outside can be skipped
             return value[entries[0] if shape[0] > 1 else 0]
         if is_array(value):
-            is_read = self.padding is not None and is_integral(value)
+            is_read = self.padding is not None and is_integral(value) and not self.access.is_traced
             if not is_read:
                 return rows_at(value, entries)
             value = library_of(value).to_list(value)  # each is compared with a length, so all are read at once

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from .._checks.integers import Integers
-from .._libraries import library_of, may_read, namespace_of, read
+from .._libraries import is_traced, library_of, namespace_of
 from .._libraries.protocols import Array, Dtype, Shape
 from .grid import AT_FIRST_KEY, WindowBounds
 from .score_grid import ScoreGrid
@@ -102,12 +102,13 @@ class Tile(NamedTuple):
 
     def slice_integers(self, integers: Integers) -> Integers:
         """Return the integers of the tile's batch entries, with their own least and most."""
-        if self.leading is None or isinstance(integers.values, int):
+        if self.leading is None or isinstance(integers.values, int) or is_traced(integers.values):
             return integers
         values = self.slice(integers.values)
-        # The least and most of several would have to be computed for each tile.
-        only = read(self.grid.xp.min(values)) if math.prod(values.shape) == 1 else None
-        return integers._replace(values=values) if only is None else Integers(only, only, only)
+        if math.prod(values.shape) != 1:  # their least and most would have to be computed for each tile
+            return integers._replace(values=values)
+        only = int(self.grid.xp.min(values))
+        return Integers(only, only, only)
 
     @property
     def shape(self) -> Shape:
@@ -228,7 +229,7 @@ def collapse_uniform(tile: Tile, allowed: Array) -> Allowed:
     The array stays if it is traced, or if a device would have to be waited for.
     """
     xp = tile.grid.xp
-    if not may_read(tile.grid.access, allowed):
+    if not tile.grid.may_read(allowed):
         return allowed
     if not bool(xp.any(allowed)):
         return False

@@ -28,7 +28,8 @@ def attend(call: PreparedCall, kernel: Kernel | None, *names: ResultName) -> dic
     output = None if kernel is None else kernel.attend(call)
     if output is None:
         return {"output": _run(call)[0]}
-    may_mask = bool(call.options.masks or call.options.biases)
+    # A device is not waited for to look at the cotangent.
+    may_mask = bool(call.options.masks or call.options.biases) and not call.grid.access.waits
     arrays = [*call.arrays.values(), *call.options.arrays()]
     operation = AttentionOperation(recorded(call))
     return {"output": DifferentiableAgain.apply(operation, may_mask, output, *arrays)}

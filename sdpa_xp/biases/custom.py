@@ -138,7 +138,7 @@ class FunctionBias(Bias, Term):
         xp, function, values = tile.grid.xp, tile.grid.function, tile.grid.library.values
         scores = values(scores)
         computed, _ = self.apply(tile, scores)
-        if is_traced(computed):
+        if tile.grid.access.is_traced or is_traced(computed):
             refuse_unknown_derivative(function, traced=True)
         added, _ = self.apply(tile, values(xp.zeros_like(scores)))
         expected = scores + added

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from .._checks.integers import frozen_integers
 from .._checks.keywords import explains_keywords
-from .._libraries import astype_if_needed, dtype_name, may_read
+from .._libraries import astype_if_needed, dtype_name
 from .._libraries.protocols import AnyArray, Array
 from .._tiles.grid import CallGrid
 from .._tiles.on_device import BlockBounds, bounds_of_list
@@ -100,7 +100,7 @@ class SameId(Pattern):
         if of_queries is not None and of_keys is not None:
             least_i, most_i = of_queries.within(tile.rows, range(1))
             least_j, most_j = of_keys.within(range(1), tile.columns)
-        elif not may_read(tile.grid.access, self.queries, self.keys):
+        elif not tile.grid.may_read(self.queries, self.keys):
             return None
         else:
             least_i, most_i = self._span(tile, "rows", tile.rows, self.queries)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from .._libraries import may_read
 from .._libraries.protocols import Array
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import Allowed, Tile, TilePlace, both, collapse_uniform, either
@@ -162,7 +161,7 @@ class ArrayPattern(Pattern):
         if self.bounds is not None:
             least, most = self.bounds.within(tile.rows, tile.columns)
             return bool(least) if least == most else None
-        answer = self.allowed_in(tile) if may_read(tile.grid.access, self.array) else None
+        answer = self.allowed_in(tile) if tile.grid.may_read(self.array) else None
         return answer if isinstance(answer, bool) else None
 
 

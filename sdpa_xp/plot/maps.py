@@ -13,7 +13,7 @@ from .._checks.integers import check_some_integers
 from .._checks.keywords import check_block_size, check_integer
 from .._checks.messages import shown
 from .._checks.score_arrays import check_boolean, check_broadcasts
-from .._libraries import is_number, library_of, namespace_of, read
+from .._libraries import is_number, library_of, namespace_of
 from .._libraries.protocols import AnyArray, Array, Shape
 from ..errors import ArgumentTypeError, ArgumentValueError
 from ..masks import Mask
@@ -215,12 +215,10 @@ def _check_not_empty(function: str, name: str, shape: Shape) -> None:
 def _check_readable(function: str, name: str, array: Array) -> Any:
     """Check that the numbers of an array can be read, and return them in nested lists."""
     library = library_of(array)
-    # Chunks are computed when they are read.
-    numbers = read(array) if library.chunks is None else library.to_list(array)
-    if numbers is None:
+    if library.is_traced(array) and library.chunks is None:  # chunks are computed when they are read
         rule = f"`{name}` must have numbers that can be read now, so not inside a jit"
         raise ArgumentTypeError(function, rule, {name: shown(array)})
-    return numbers
+    return library.to_list(array)
 
 
 def _allowed_pairs(mask: Mask | AnyArray, shape: Shape) -> list[list[list[bool]]]:

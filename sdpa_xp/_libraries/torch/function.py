@@ -176,8 +176,7 @@ class DifferentiableAgain(torch.autograd.Function):  # type: ignore[misc]
         arrays, needed = ctx.saved_tensors, ctx.needs_input_grad[3:]
         if not torch.is_grad_enabled():
             ((plain,), _) = without_old_vmap([cotangent])
-            # A device is not waited for to look at the cotangent.
-            if not ctx.may_mask or plain.device.type != "cpu" or torch.isfinite(torch.sum(plain)):
+            if not ctx.may_mask or torch.isfinite(torch.sum(plain)):
                 return None, None, cotangent, *[None] * len(arrays)
         gradients = by_new_vmap(lambda *groups: ctx.operation.pull(*groups, needed), arrays, (), [cotangent])
         return None, None, None, *gradients

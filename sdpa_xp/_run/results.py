@@ -1,22 +1,17 @@
-"""What a program is, and where it puts what it computes: into an array that can be written to, or into pieces.
+"""Where programs put what they compute: into an array that can be written to, or into pieces of one.
 
-A program has targets, and says what a range of queries adds to each. It does not know who runs it, and an
-executor does not know what it computes. A result is an array of its own: no other result, and nothing else, has
-its memory.
+A result is an array of its own: no other result, and nothing else, has its memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, Protocol, Self, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
 
 from .._libraries import astype_if_needed
 from .._libraries.protocols import Array, Dtype, Namespace, Shape
-from .._tiles.plan import Plan
 from .._tiles.score_grid import ScoreGrid
-from .._tiles.tile import LeadingSlice, RowBlock, Target, Tile
-from .buffers import CallBuffers
+from .._tiles.tile import Target, Tile
 
 
 class Result(Protocol):
@@ -33,86 +28,6 @@ class Result(Protocol):
 
 
 Results: TypeAlias = Mapping[str, Result]
-
-
-class TiledScores(Protocol):
-    """The scores of a program, as an executor knows them."""
-
-    @property
-    def grid(self) -> ScoreGrid: ...
-    @property
-    def query(self) -> Array: ...
-    @property
-    def may_be_kept(self) -> bool:
-        """Whether a function may keep the scores of a tile."""
-
-    def are_right(self, *arrays: Array) -> bool | None:
-        """Return whether no NaN or inf of a masked pair has got into results; None if these cannot be read."""
-
-    def tile(self, rows: range, columns: range) -> Tile: ...
-    def key_range(self, rows: range) -> range:
-        """Return the keys that some queries may attend, in one piece."""
-
-    def slice_leading(self, leading: LeadingSlice) -> Self:
-        """Return the scores of some batch entries and heads."""
-
-    def in_block(self, block: RowBlock) -> Self:
-        """Return the scores of an iteration of a loop."""
-
-    def in_memory(self, buffers: CallBuffers | None, *, shares_tiles: bool) -> Self:
-        """Return the scores of many tiles, in buffers if there are some."""
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """What is computed from the tiles of a call."""
-
-    scores: TiledScores
-    plan: Plan
-    targets: Mapping[str, Target]
-    """The arrays that are computed, by name."""
-    shares_tiles: ClassVar[bool] = True
-    """Whether the answers of a mask are kept for the heads of a range of queries, which takes memory."""
-
-    @property
-    def grid(self) -> ScoreGrid:
-        return self.scores.grid
-
-    @property
-    def keeps_scores(self) -> bool:
-        """Whether the scores of a tile are needed after the next one is computed: then no buffer holds them."""
-        return self.scores.may_be_kept
-
-    @property
-    def is_recomputed(self) -> bool:
-        """Whether a library that records it computes each range again for its gradients, to keep less.
-
-        Functions of the caller may read arrays that need gradients, too; so all that is recorded is asked.
-        """
-        return False
-
-    def add_rows(self, results: Results, rows: range) -> None:
-        """Add what a range of queries contributes, or set its rows."""
-        raise NotImplementedError
-
-    def slice_leading(self, leading: LeadingSlice) -> Self:
-        """Return the program of some batch entries and heads, with the same targets."""
-        return replace(self, scores=self.scores.slice_leading(leading))
-
-    # If a NaN or inf of a masked pair may get into the results: see `executors.py`
-
-    def guarded(self, *, in_trace: bool) -> Self:
-        """Return the program that is right whatever masked pairs hold, as far as a trace can afford it."""
-        del in_trace
-        return self
-
-    def known_right(self) -> Self | None:
-        """Return the program whose results are right, because the inputs are known; None if they are not."""
-        return self
-
-    def attempts(self) -> Iterator[Program]:
-        """Yield programs that look at their ranges in place; the next one behind the run of one that failed."""
-        yield self
 
 
 class WrittenResult(NamedTuple):
@@ -228,8 +143,3 @@ def between_zeros(grid: ScoreGrid, array: Array, axis: int, before: int, behind:
 
 def _concat(xp: Namespace, pieces: Sequence[Array], axis: int) -> Array:
     return pieces[0] if len(pieces) == 1 else xp.concat(pieces, axis=axis)  # `concat` of one would copy it
-
-
-def in_pieces(program: Program, rows: Sequence[range], columns: Sequence[range]) -> dict[str, JoinedResult]:
-    grid = program.grid
-    return {name: JoinedResult(target, grid, rows, columns) for name, target in program.targets.items()}
