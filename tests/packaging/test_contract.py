@@ -5,11 +5,15 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sdpa_xp import attention_state
 
 ROOT = Path(__file__).parents[2]
-RULES = re.findall(
-    r'^\| <a id="r(\d+)"></a>R(\d+) \|', (ROOT / "docs/reference/contract.md").read_text(), re.MULTILINE
-)
+PAGE = (ROOT / "docs/reference/contract.md").read_text()
+RULES = re.findall(r'^\| <a id="r(\d+)"></a>R(\d+) \|', PAGE, re.MULTILINE)
 NAMED = ("README.md", "docs/reference/errors.md", "docs/how-to/port.md")
 """Pages that name rules."""
 
@@ -44,3 +48,21 @@ def test_pages_name_rules_that_are_there() -> None:
         named = set(re.findall(r"\bR(\d+)\b", (ROOT / page).read_text()))
         assert named
         assert named <= {name for _, name in RULES}
+
+
+def test_the_formula_of_the_page_is_what_is_computed(rng: np.random.Generator) -> None:
+    """With a NaN that no query attends to, a row without keys, biases that mask, and a sink."""
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.partition("## The formula in code")[2], re.DOTALL)[:1]
+    names: dict[str, Any] = {}
+    exec(code, names)
+    query, key, value, added = (rng.standard_normal(shape) for shape in ((6, 4), (9, 4), (9, 3), (6, 9)))
+    allowed = rng.random((6, 9)) < 0.5
+    allowed[2], allowed[:, 0], added[3, :4], value[0] = False, False, -np.inf, np.nan
+    rules: dict[str, Any] = {"softcap": 2.0, "bias": added, "sinks": np.array([0.3])}
+    output, lse = names["attention"](query, key, value, allowed, added, 2.0, 0.3)
+    state = attention_state(query, key, value, allowed, **rules)
+    np.testing.assert_allclose(state.output, output, rtol=0, atol=1e-15)
+    np.testing.assert_allclose(state.lse, lse, rtol=0, atol=1e-15)
+    output, lse = names["attention"](query, key, value, allowed, added)
+    np.testing.assert_array_equal(output[2], 0)
+    assert lse[2] == -np.inf
