@@ -71,7 +71,7 @@ help:
 	@echo "docs           the site, built strictly, with a check of its search"
 	@echo "docs-check     every page in a browser"
 	@echo "notebooks      execute the notebooks of examples/ again"
-	@echo "bench          your machine beside others, in a minute; bench-full measures everything"
+	@echo "bench          your machine beside others; bench-full measures everything"
 	@echo "mutants        would the tests notice a wrong program?"
 	@echo "agreement      measure how well the libraries agree; writes results/"
 	@echo "derivatives    measure which library computes which derivative; writes results/"
@@ -161,7 +161,7 @@ check: $(VENV)/test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Your machine beside those of results/machines, in about a minute; everything, which results/ holds, takes an hour.
+# Your machine beside those of results/machines, in a minute or two; and everything, which results/ holds.
 bench: $(VENV)/test
 	$(BIN)/python benchmarks/machines.py
 

@@ -1,4 +1,4 @@
-"""This machine beside others: `python benchmarks/machines.py [--record NAME]`, in about a minute.
+"""This machine beside others: `python benchmarks/machines.py [--record NAME]`.
 
 results/machines has a file for each kind of CPU that was measured. README and the site take their ranges from
 these files: a ratio of times depends on the kernels that BLAS and torch have for a CPU.

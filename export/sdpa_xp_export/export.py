@@ -54,7 +54,8 @@ def export_attention(
 
     The inputs of the graph have the names of the arguments, and its output is `output`. It follows the contract
     of the library, as inside a jit: a NaN that any query attends to may reach all rows of its head and batch
-    entry. Heads and widths are integers; any other length may be a name. `P` is the length of a cache.
+    entry. Heads and widths are integers; any other length may be a name. Letters are those of
+    the library; `P` is the length of a cache.
 
     Args:
         query: float16, bfloat16, float32 or float64, (..., Hq, L, E).

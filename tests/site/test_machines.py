@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "benchmarks"))
-import bars  # noqa: E402
-import machines  # noqa: E402
-from measuring import Row, Spread  # noqa: E402
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+import bars
+import machines
+from measuring import Row, Spread
 
+ROOT = Path(__file__).parents[2]
 LONG = machines.LENGTHS[-1]
 RECORDED = machines.recorded()
 TIMES = r"\d (?:ms|CPU seconds)\b", r"\d times as (?:long|fast)", r"\d % (?:slower|faster)"

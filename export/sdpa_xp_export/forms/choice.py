@@ -30,7 +30,7 @@ FEW_SCORES: dict[Kind, int] = {"unmasked": 2**24, "causal": 2**20, "masked": 2**
 VERY_MANY_SCORES = 2**26
 """A call with more scores than this has very many."""
 TIMED = ", timed with AVX-512"
-"""What the CPU has that found these numbers; on others they differ."""
+"""What the CPU has that found these numbers; on others they may differ."""
 FEW_QUERIES = 16
 """A call with at most this number of queries, as in decoding, has few scores for each key."""
 Cases: TypeAlias = frozenset[tuple[Kind, Size]]
