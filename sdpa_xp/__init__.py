@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from . import layers as layers
     from . import plot as plot
     from . import typing as typing
-    from .attention import attention_state, scaled_dot_product_attention
+    from ._attention import attention_state, scaled_dot_product_attention
+    from ._dot_product import dot_product_attention
+    from ._explanation import Explanation, explain
+    from ._forward_mode import jvp, scaled_dot_product_attention_jvp, scaled_dot_product_attention_laplacian
+    from ._gradients import scaled_dot_product_attention_vjp
+    from ._ring import ring_attention
+    from ._states import AttentionState, merge_states
+    from ._statistics import AttentionStatistics, attention_statistics
+    from ._varlen import varlen_attention, varlen_attention_state
+    from ._weights import attention_scores, attention_weights
     from .caches.kv import KVCache
     from .caches.paged import PagedKVCache
-    from .dot_product import dot_product_attention
-    from .explanation import Explanation, explain
-    from .forward_mode import jvp, scaled_dot_product_attention_jvp, scaled_dot_product_attention_laplacian
-    from .gradients import scaled_dot_product_attention_vjp
-    from .ring import ring_attention
-    from .states import AttentionState, merge_states
-    from .statistics import AttentionStatistics, attention_statistics
-    from .varlen import varlen_attention, varlen_attention_state
-    from .weights import attention_scores, attention_weights
 
 __version__ = "0.1.0"
 """Of the library and of the exporter, which are released together."""
@@ -60,18 +60,18 @@ __all__ = [
 
 _NAMES = {
     "": "biases errors layers masks plot positional typing",
-    "attention": "attention_state scaled_dot_product_attention",
+    "_attention": "attention_state scaled_dot_product_attention",
     "caches.kv": "KVCache",
     "caches.paged": "PagedKVCache",
-    "dot_product": "dot_product_attention",
-    "explanation": "Explanation explain",
-    "forward_mode": "jvp scaled_dot_product_attention_jvp scaled_dot_product_attention_laplacian",
-    "gradients": "scaled_dot_product_attention_vjp",
-    "ring": "ring_attention",
-    "states": "AttentionState merge_states",
-    "statistics": "AttentionStatistics attention_statistics",
-    "varlen": "varlen_attention varlen_attention_state",
-    "weights": "attention_scores attention_weights",
+    "_dot_product": "dot_product_attention",
+    "_explanation": "Explanation explain",
+    "_forward_mode": "jvp scaled_dot_product_attention_jvp scaled_dot_product_attention_laplacian",
+    "_gradients": "scaled_dot_product_attention_vjp",
+    "_ring": "ring_attention",
+    "_states": "AttentionState merge_states",
+    "_statistics": "AttentionStatistics attention_statistics",
+    "_varlen": "varlen_attention varlen_attention_state",
+    "_weights": "attention_scores attention_weights",
 }
 _MODULES = {name: module or name for module, names in _NAMES.items() for name in names.split()}
 """The module of each public name, imported when the name is first used: a program loads only what it uses.
@@ -83,8 +83,15 @@ _ELSEWHERE = {
         "JittedLayer LargeModel LayerReport Report TensorSpec "
         "export_attention jit save to_onnx verify verify_layer"
     ),
-    "write scaled_dot_product_attention": "flash_attention flash_attn_func memory_efficient_attention sdpa",
-    "write varlen_attention": "flash_attn_varlen_func",
+    "write scaled_dot_product_attention": (
+        "attention attend flash_attention flash_attn_func memory_efficient_attention sdpa"
+    ),
+    "write varlen_attention": "flash_attn_varlen_func varlen",
+    "write scaled_dot_product_attention_vjp": "gradients vjp grad",
+    "write attention_weights": "weights",
+    "write attention_statistics": "statistics",
+    "write ring_attention": "ring",
+    "write dot_product_attention": "dot_product",
 }
 """Where names are that are not in the library, or what to write instead."""
 

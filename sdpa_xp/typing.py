@@ -9,16 +9,16 @@ def attend(query: A, key: Array, value: Array, *, layout: Layout = "...HLE") -> 
 from ._checks.arrays import Layout
 from ._checks.integers import IntegersLike
 from ._checks.keywords import Implementation
+from ._gradients import Pullback
 from ._libraries.protocols import AnyArray as Array
 from ._libraries.protocols import Dtype, Rng
+from ._states import KeyRanges
+from ._statistics import StatisticName, TopKeys
 from .biases.custom import ScoreFunction
 from .caches.positions import TokenPositionsLike
-from .gradients import Pullback
 from .masks.custom import MaskFunction
 from .positional.positions import PositionsLike
 from .positional.rotation import Rotation
-from .states import KeyRanges
-from .statistics import StatisticName, TopKeys
 
 __all__ = [
     "Array",

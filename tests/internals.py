@@ -20,7 +20,7 @@ PLACES = {
     "ALLOWED": "sdpa_xp._display:ALLOWED",
     "AnyArray": "sdpa_xp._libraries.protocols:AnyArray",
     "array_signatures": "sdpa_xp._libraries:array_signatures",
-    "attend_portably": "sdpa_xp.attention:_computed",
+    "attend_portably": "sdpa_xp._attention:_computed",
     "attention": "sdpa_xp_export._agree.features:attention",
     "attention_maps": "sdpa_xp_export._demo:attention_maps",
     "AttentionInputs": "sdpa_xp_export._demo:AttentionInputs",

@@ -6,7 +6,7 @@
     cutting     a call of chunked arrays: where it is cut, and which blocks have pairs that may attend
     graphs      the graph of its tasks, for Dask
     schedule    which device has which queries and keys, and which way the keys travel
-    walks       around the ring: states merge, gradients travel with the keys (`sdpa_xp/ring.py` starts it)
+    walks       around the ring: states merge, gradients travel with the keys (`sdpa_xp/_ring.py` starts it)
 
 The library's file in `_libraries` says how tasks become an array, and how devices send arrays. Tasks hold no
 array and no lock, so any worker can compute them. No array is larger than a chunk.

@@ -23,11 +23,11 @@ from .._call.options import CallOptions, DrawnSeed, floating_arrays
 from .._call.prepared_call import PreparedCall, shared_by_equal_calls
 from .._checks.arrays import HLE
 from .._derivatives import derive, pull_back, second_order
+from .._forward_mode import derivatives
 from .._libraries import FLOATING, access_of, dtype_name
 from .._libraries.protocols import Access, Array
 from .._libraries.torch.function import Operation, apply
 from .._programs.gradients import GradientProgram
-from ..forward_mode import derivatives
 
 INPUTS = ("query", "key", "value")
 COTANGENT = "cotangent"

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Self, TypeVar, Unpack, cast
 
+from .._attention import compute_output, compute_state
 from .._call.options import CallOptions, Keywords, takes_options
 from .._call.prepared_call import prepare
 from .._checks.arrays import Layout, check_one_kind, check_plain_array, headed
@@ -16,12 +17,11 @@ from .._display import table
 from .._libraries import has_override, is_array, library_of, namespace_of
 from .._libraries.protocols import AnyArray, Array, Dtype
 from .._sequences import attend_quantised
-from ..attention import compute_output, compute_state
+from .._states import AttentionState, returned_output, returned_state
 from ..errors import ArgumentValueError
 from ..masks import Mask
 from ..positional.positions import Consecutive
 from ..positional.rotation import Positions, Rotation, rotate
-from ..states import AttentionState, returned_output, returned_state
 from . import positions as token_positions
 from .at_positions import options_at
 from .cache import Cache, refuse_graph_values

@@ -17,10 +17,10 @@ from .._libraries import computing, is_array, is_number, rows_at
 from .._libraries.protocols import AnyArray, Array
 from .._sequences.groups import attend
 from .._sequences.sequences import Sequences, lengths_of
+from .._states import AttentionState, returned_output, returned_state
 from ..errors import ArgumentValueError
 from ..masks import Mask
 from ..positional.rotation import Rotation, rotate
-from ..states import AttentionState, returned_output, returned_state
 from . import rows as token_rows
 from .at_positions import options_at
 from .cache import Cache, refuse_graph_values

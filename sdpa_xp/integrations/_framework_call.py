@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .. import biases, masks
-from ..attention import scaled_dot_product_attention
+from .._attention import scaled_dot_product_attention
 
 
 def fits(query: Any, key: Any, value: Any) -> bool:

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 import transformers
 
+from .._attention import scaled_dot_product_attention
 from .._checks.messages import type_name
-from ..attention import scaled_dot_product_attention
+from .._weights import attention_weights
 from ..errors import ArgumentTypeError, ArgumentValueError, Message
-from ..weights import attention_weights
 from ._transformers_masks import EVERY_PAIR, MaskTensor, create_mask
 
 NAME = "xp_attention"

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar, Unpack, cast
 
+from .._attention import attention_state, scaled_dot_product_attention
 from .._call.options import Keywords
 from .._call.reproducible import check_layer
 from .._checks.arrays import HLE, LHE, check_one_kind, check_plain_array, swap_heads_and_length
@@ -13,13 +14,12 @@ from .._checks.keywords import check_choice, check_number, explains_keywords, re
 from .._checks.messages import brief
 from .._libraries import accumulation_dtype, computing, dtype_name, is_array, namespace_of
 from .._libraries.protocols import AnyArray, Array
-from ..attention import attention_state, scaled_dot_product_attention
+from .._states import AttentionState
+from .._weights import attention_weights
 from ..caches.kv import KVCache
 from ..caches.paged import PagedKVCache
 from ..errors import ArgumentValueError
 from ..masks import Mask
-from ..states import AttentionState
-from ..weights import attention_weights
 from .layer import Layer
 from .linear import Linear, check_inputs
 

@@ -10,11 +10,11 @@ from .._checks.arrays import check_floating, check_plain_array
 from .._checks.integers import check_some_integers
 from .._checks.keywords import check_integer
 from .._checks.messages import shown
+from .._explanation import explain
 from .._libraries import dtype_name, library_of, namespace_of, numpy_array
 from .._libraries.protocols import Array, NumPyGenerator
+from .._weights import attention_scores, attention_weights
 from ..errors import ArgumentTypeError
-from ..explanation import explain
-from ..weights import attention_scores, attention_weights
 from .panels import FONT, Theme, ThemeName, paint, require_matplotlib, theme_of
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from ._libraries.protocols import AnyArray, Array
 from ._programs.scores import ResultName
 from ._sequences import groups
 from ._sequences.sequences import Sequences, lengths_of
+from ._states import AttentionState, returned_output, returned_state
 from .masks import Mask
-from .states import AttentionState, returned_output, returned_state
 
 A = TypeVar("A", bound=AnyArray)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Unpack, cast
 
+from ._attention import choose_kernel
 from ._call.options import AttentionOptions, CallOptions, takes_options
 from ._call.prepared_call import PreparedCall, prepare
 from ._checks.keywords import Implementation
@@ -21,7 +22,6 @@ from ._programs.scores import Scores
 from ._run import threads
 from ._tiles.plan import Plan, plan_patches
 from ._torch import is_differentiated
-from .attention import choose_kernel
 from .errors import PACKAGE
 from .masks import Mask
 

@@ -19,7 +19,7 @@ from .biases import Bias
 from .masks import Mask
 
 if TYPE_CHECKING:
-    from .states import AttentionState
+    from ._states import AttentionState
 
 A = TypeVar("A", bound=AnyArray)
 
@@ -200,7 +200,7 @@ def compute_state(
     queries_at_end: bool = False,
 ) -> AttentionState[A]:
     """Return the output and the log-sum-exp of a call of `function`."""
-    from .states import returned_state  # a call without a state does not need it
+    from ._states import returned_state  # a call without a state does not need it
 
     base = check_lse_base(function, lse_base)
     inputs = {"query": query, "key": key, "value": value}

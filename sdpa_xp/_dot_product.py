@@ -6,12 +6,12 @@ import functools
 import operator
 from typing import TypeVar
 
+from ._attention import compute_output
 from ._call.options import CallOptions
 from ._checks.arrays import LHE
 from ._checks.integers import IntegersLike, frozen
 from ._checks.keywords import Implementation, check_flag, check_integer, explains_keywords
 from ._libraries.protocols import AnyArray
-from .attention import compute_output
 from .biases import Bias
 from .errors import ArgumentValueError
 from .masks import Mask
