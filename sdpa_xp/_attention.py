@@ -229,7 +229,7 @@ def choose_kernel(call: PreparedCall) -> KernelChoice:
     if call.implementation == "xp":
         return KernelChoice(None, "the call asks for it")
     name, library = call.implementation, call.grid.library.name
-    native = KERNELS[library]() if library in KERNELS else None
+    native = KERNELS[library](call) if library in KERNELS else None
     kernel: Kernel | None = native
     if name in BY_NAME:
         library, kernel = name, BY_NAME[name]()

@@ -34,19 +34,19 @@ class NativeKernel(Kernel, Protocol):
         """Return why the kernel is only used if the call asks for it, or None if it is a default."""
 
 
-def _torch() -> NativeKernel:
-    from . import torch
+def _torch(call: PreparedCall) -> NativeKernel:
+    from . import torch, torch_traced
 
-    return torch
+    return torch_traced if call.grid.access.is_traced else torch
 
 
-def _jax() -> NativeKernel:
+def _jax(_call: PreparedCall) -> NativeKernel:
     from . import jax
 
     return jax
 
 
-def _mlx() -> NativeKernel:
+def _mlx(_call: PreparedCall) -> NativeKernel:
     from . import mlx
 
     return mlx
@@ -58,8 +58,8 @@ def _torch_on_numpy() -> Kernel:
     return torch_on_numpy
 
 
-KERNELS: dict[str, Callable[[], NativeKernel]] = {"jax": _jax, "mlx": _mlx, "torch": _torch}
-"""By the name of the library whose arrays they take."""
+KERNELS: dict[str, Callable[[PreparedCall], NativeKernel]] = {"jax": _jax, "mlx": _mlx, "torch": _torch}
+"""The kernel of a call, by the name of the library whose arrays it takes."""
 BY_NAME: dict[str, Callable[[], Kernel]] = {"torch": _torch_on_numpy}
 """By the value of `implementation` that asks for them. They are no defaults: no result may depend on whether
 another library is installed."""

@@ -18,7 +18,7 @@ import sys
 from typing import Any, cast
 
 from .._call.prepared_call import PreparedCall
-from .._libraries import dtype_name
+from .._libraries import dtype_name, truth
 from .._libraries.protocols import Array, Shape
 from .._run.products import any_query_attends, has_key
 from .._tiles.tile import is_masked
@@ -32,7 +32,7 @@ MOST_SCORES = 2**17
 def not_default_reason(call: PreparedCall) -> str | None:
     """The kernel is a default for short calls on the CPU outside a jit, as one operation starts fast."""
     grid = call.grid
-    if grid.access.is_traced or getattr(grid.device, "platform", None) != "cpu":
+    if not grid.may_read() or getattr(grid.device, "platform", None) != "cpu":  # a mesh has no platform
         return operands.not_default_reason(call, "JAX", "a jit")
     if math.prod(grid.shape) > MOST_SCORES:
         return "JAX's kernel makes all scores at once, so it is not the default for many scores"
@@ -72,7 +72,7 @@ def attend(call: PreparedCall) -> Array | None:
         batch=call.sizes.batch,
     )
     # Inside a jit no value can be read. Only NaN of keys that no query attends is kept out, as documented.
-    return cast(Array, output) if call.grid.library.is_traced(output) or bool(finite) else None
+    return None if truth(finite) is False else cast(Array, output)
 
 
 @functools.cache

@@ -8,8 +8,8 @@ contract in these cases:
 - all unmasked scores are -inf: a boolean mask and "causal" replace masked scores by the most negative finite
   number, which is larger than -inf; so masks are passed as -inf;
 - the lengths differ: "causal" aligns the last query with the last key, so `is_causal` is passed as a mask;
-- a masked key or value holds NaN, and 0 * NaN is NaN: if the output shows it, the portable implementation
-  computes the call again; inside mx.compile and mx.vmap keys and values that no query attends to are set to 0;
+- a masked key or value holds NaN, and 0 * NaN is NaN: keys and values that no query attends to are set to 0. If
+  the output is still not finite, the portable implementation computes the call again;
 - all scores of a row are -inf: the output is NaN, and the call is computed again in the same way;
 - the dtype is a half: the kernel rounds the scores to it, so the call is computed in float32;
 - the dtype is float64: the kernel computes exp in float32.
@@ -23,7 +23,7 @@ import sys
 from .._call.prepared_call import PreparedCall
 from .._libraries import dtype_name
 from .._libraries.protocols import Array
-from .._run.products import any_query_attends, has_key
+from .._run.products import any_query_attends, has_key, is_finite
 from . import operands
 
 
@@ -70,7 +70,7 @@ def attend(call: PreparedCall) -> Array | None:
     allowed = operands.allowed(call)
     if allowed is None and operands.is_causal(call):
         allowed = operands.causal(call)
-    if allowed is not None and call.grid.access.is_traced:  # else a NaN that got in is seen in the output
+    if allowed is not None:
         attended = any_query_attends(xp, allowed, sizes.heads)
         key, value = (xp.where(attended, x, 0.0) for x in (key, value))
     output: Array = sys.modules["mlx.core"].fast.scaled_dot_product_attention(
@@ -82,7 +82,7 @@ def attend(call: PreparedCall) -> Array | None:
     output = operands.split_batch(call, output)
     if allowed is not None:
         output = xp.where(has_key(xp, allowed), output, 0.0)
-    return output if call.grid.access.is_traced or bool(xp.isfinite(xp.sum(output))) else None
+    return None if is_finite(xp, [output]) is False else output
 
 
 def _mask(call: PreparedCall, allowed: Array) -> Array:

@@ -11,16 +11,7 @@ On the CPU the kernel meets the contract except in four cases:
 - Gradients of rows with large scores are S times too large. The kernel keeps only the log-sum-exp, whose
   rounding error is then larger than log(S). If autograd records, the size of the scores is bounded first.
 
-Elsewhere the kernel, or its translation by an exporter and onnxruntime, differs in these cases:
-
-- a masked key or value holds NaN, and 0 * NaN is NaN: keys and values that no query attends to are set to 0;
-- a row has no key: torch's translation for opsets before 23 returns the mean of the values; it is set to 0;
-- all of a row's bias is the most negative finite number: onnxruntime treats it as a row without keys, so the
-  bias is kept above that number;
-- the scale is not positive: torch returns NaN with `is_causal`, onnxruntime refuses: the query is scaled;
-- the mask broadcasts along L or S, or the inputs lack 4 axes: not translated, so both are converted first;
-- the dtype is a half: the kernel rounds the weights to it, so the call is computed in float32. Only on CUDA,
-  where the kernel is never the default, a half stays: torch has no flash kernel for float32.
+On a device no value is read: `attend_unread` keeps masked NaN out, and `torch_traced.py` says of what else.
 """
 
 from __future__ import annotations
@@ -34,51 +25,34 @@ from typing import Any, TypeGuard, cast
 
 from .._call.prepared_call import PreparedCall, shared_by_equal_calls
 from .._libraries import LARGEST, astype_if_needed, dtype_name
-from .._libraries.base import is_compiling
 from .._libraries.protocols import Array, Dtype
-from .._libraries.torch import Torch, has_tangents, makes_fakes
+from .._libraries.torch import Torch, has_tangents
 from .._run.products import any_query_attends, has_key
 from .._tiles.tile import is_masked
 from . import operands
 
 LONGEST_VECTOR = 64
 """float32 numbers in the widest vector register that there is (2048 bits of Arm's SVE)."""
+WITHOUT_TANGENTS = "torch's kernel has no derivatives in forward mode"
+COMPILERS = "torch.compile and torch.func"
 LARGEST_SCORE = 2.0**16
 """Of calls with gradients; there the rounding of the log-sum-exp changes gradients by up to 0.4 %."""
 
 
 def not_default_reason(call: PreparedCall) -> str | None:
-    """The kernel is a default on the CPU, and while torch exports: an exporter may have one node for it.
-
-    It lacks some derivatives in forward mode and in torch.func, and in torch.compile no NaN can be read.
-    """
-    if has_tangents():  # some derivatives of the kernel are missing in forward mode
-        return "torch's kernel has no derivatives in forward mode"
-    is_default = _is_exporting() if call.grid.access.is_traced else _is_eager_on_cpu(call)
-    return None if is_default else operands.not_default_reason(call, "torch", "torch.compile and torch.func")
+    """The kernel is a default on the CPU; it lacks some derivatives in forward mode."""
+    if has_tangents():
+        return WITHOUT_TANGENTS
+    return None if _is_on_cpu(call) else operands.not_default_reason(call, "torch", COMPILERS)
 
 
-def _is_exporting() -> bool:
-    """Return whether torch makes a graph that others run, or none: it shall show one node for a call."""
-    return bool(sys.modules["torch"].compiler.is_exporting()) or (not is_compiling() and makes_fakes())
-
-
-def _is_eager_on_cpu(call: PreparedCall) -> bool:
-    return not call.grid.access.is_traced and call.grid.device.type == "cpu"
+def _is_on_cpu(call: PreparedCall) -> bool:
+    return bool(call.grid.device.type == "cpu")
 
 
 def unsupported_reason(call: PreparedCall) -> str | None:
-    """Return why the kernel, or its translation by an exporter, does not compute the call as documented."""
-    if not call.grid.access.is_traced:
-        return unsupported_by_shape(call, cuts_keys=_is_eager_on_cpu(call))
-    reason = operands.unsupported_reason(call, "torch")
-    if reason is not None:
-        return reason
-    # No memory is counted: a compiler or a runtime decides on it.
-    if call.is_empty:
-        return "an axis is empty, which onnxruntime does not compute"
-    exact = not _is_exporting() or dtype_name(call.grid.dtype) != "float64"
-    return None if exact else "onnxruntime computes a float64 Attention to float32 accuracy"
+    """Return why the kernel does not compute the call as documented."""
+    return unsupported_by_shape(call, cuts_keys=_is_on_cpu(call))
 
 
 def unsupported_by_shape(call: PreparedCall, *, cuts_keys: bool) -> str | None:
@@ -100,7 +74,7 @@ def unsupported_by_shape(call: PreparedCall, *, cuts_keys: bool) -> str | None:
 def attend(call: PreparedCall) -> Array | None:
     """Return the output, (..., Hq, L, Ev); None if the kernel gets a NaN or inf wrong."""
     if not _needs_no_conversion(call):
-        return _attend_now(call) if _is_eager_on_cpu(call) else _attend_unread(call)
+        return _attend_now(call) if _is_on_cpu(call) else attend_unread(call)
     # Here, and not in a function: a small call would notice one more. The public name may stand for a function
     # that calls this one: a program may have put it there.
     kernel = sys.modules["torch"]._C._nn.scaled_dot_product_attention
@@ -118,8 +92,8 @@ def attend(call: PreparedCall) -> Array | None:
     return output if is_right else None
 
 
-def _attend_unread(call: PreparedCall) -> Array:
-    """Return the output of arrays whose values are not read: traced ones, and those on a device."""
+def attend_unread(call: PreparedCall, *, in_full: bool = False) -> Array:
+    """Return the output of arrays whose values are not read; `in_full` no mask broadcasts along L or S."""
     xp = call.grid.xp
     query, key, value = call.arrays.values()
     if not _keeps_half(call):
@@ -130,7 +104,7 @@ def _attend_unread(call: PreparedCall) -> Array:
     attended = _attended_keys(call) if allowed is None else any_query_attends(xp, allowed, call.sizes.heads)
     if attended is not None:
         key, value = (xp.where(attended, x, 0.0) for x in (key, value))
-    mask = None if allowed is None else _mask(call, allowed)
+    mask = None if allowed is None else _mask(call, allowed, in_full=in_full)
     query, key, value = (operands.with_4_axes(call, x) for x in (query, key, value))
     is_causal = mask is None and operands.is_causal(call)
     output = operands.split_batch(call, _kernel_output(call, (query, key, value), mask, scale, is_causal))
@@ -162,7 +136,7 @@ def _keeps_half(call: PreparedCall) -> bool:
 @shared_by_equal_calls
 def _needs_no_conversion(call: PreparedCall) -> bool:
     """Return whether the call is three arrays and a scale that the kernel takes as they are."""
-    if not _is_eager_on_cpu(call) or call.options.masks or call.options.biases:
+    if not _is_on_cpu(call) or call.options.masks or call.options.biases:
         return False
     leading = call.grid.leading_shape
     fit = all(array.ndim == 4 and array.shape[:-2] == leading for array in call.arrays.values())
@@ -293,7 +267,7 @@ def _attended_keys(call: PreparedCall) -> Array | None:
     return call.grid.xp.expand_dims(operands.indices(call)[1] < call.sizes.queries, axis=-1)
 
 
-def _mask(call: PreparedCall, allowed: Array) -> Array:
+def _mask(call: PreparedCall, allowed: Array, *, in_full: bool = False) -> Array:
     """Return the mask for the kernel, (L, S) or (B, Hq, L, S), where B and Hq may be 1."""
     xp, mask, bias, batch = call.grid.xp, allowed, operands.bias(call), call.sizes.batch
     if bias is not None:
@@ -301,9 +275,8 @@ def _mask(call: PreparedCall, allowed: Array) -> Array:
         least = -LARGEST[dtype_name(bias.dtype)] * (1 - 2**-10)
         mask = xp.where(allowed, xp.where(bias < least, least, bias), -math.inf)
     lengths = (call.sizes.queries, call.sizes.keys)
-    # torch's translation to ONNX does not broadcast L and S. Here nothing is broadcast, so that a mask of keys
-    # stays as small as it is.
-    if call.grid.access.is_traced and mask.shape[-2:] != lengths:
+    # Else a mask of keys stays as small as it is.
+    if in_full and mask.shape[-2:] != lengths:
         mask = xp.broadcast_to(mask, (*mask.shape[:-2], *lengths))
     if mask.ndim == 3:
         return xp.expand_dims(mask, axis=0)

@@ -18,7 +18,7 @@ from typing import Any, TypeGuard, TypeVar, cast
 import array_api_compat as compat
 
 from .base import Library, is_compiling
-from .protocols import TRACED, Access, AnyArray, Array, Dtype, Namespace, Override
+from .protocols import READ_ONLY, TRACED, Access, AnyArray, Array, Dtype, Namespace, Override
 
 T = TypeVar("T")
 FLOATING = ("float16", "bfloat16", "float32", "float64")
@@ -166,6 +166,16 @@ def is_traced(array: object) -> bool:
     return library_of(array).is_traced(array)
 
 
+def may_read(access: Access, *arrays: Array) -> bool:
+    """Return whether values of a call and of `arrays` can be read now, without waiting for a device."""
+    return not (access.is_traced or access.waits or any(map(is_traced, arrays)))
+
+
+def truth(array: Array) -> bool | None:
+    """Return the truth of an array of one element; None if it cannot be read now."""
+    return None if is_traced(array) else bool(array)
+
+
 def computing(array: object) -> AbstractContextManager[object]:
     """Return a context without NumPy's warnings, torch's autocast and JAX's debugging, on CuPy's device."""
     return library_of(array).context_maker(cast(Array, array))()
@@ -216,6 +226,14 @@ def access_of(arrays: Iterable[Array]) -> Access:
     if is_writeable and library.autograd is not None:
         is_writeable = not library.autograd.records(arrays)
     return Access(False, is_writeable, waits, library.uses_our_threads)
+
+
+def joint_access(access: Access, array: Array) -> Access:
+    """Return what a call of this access may do if `array`, on the same device, joins it."""
+    more = access_of([array])
+    if access.is_traced or more.is_traced:
+        return TRACED
+    return READ_ONLY if access.is_writeable and not more.is_writeable else access
 
 
 def with_axes(array: Array, axes: int) -> Array:
@@ -270,6 +288,16 @@ def share_memory(first: Any, second: Any) -> bool:
     if any(view is None for view in views):
         return False  # the library's slices behave like copies, so that two arrays never share an element
     return bool(sys.modules["numpy"].shares_memory(*views))
+
+
+def in_own_memory(array: Array, inputs: Iterable[Array]) -> Array:
+    """Return an array that can be written to, and that shares no memory with inputs: itself, or a copy."""
+    library = library_of(array)
+    if not library.writes_in_place or library.is_traced(array):
+        return array
+    if library.is_writeable(array) and not any(share_memory(array, x) for x in inputs):
+        return array
+    return library.namespace(array).astype(array, array.dtype, copy=True)
 
 
 def dtype_name(dtype: Dtype) -> str:

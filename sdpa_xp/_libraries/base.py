@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -139,15 +140,31 @@ class Library:
         """Return what a function that is linear in both arguments returns; it is called without jets."""
         return function(left, right)
 
+    def spread(self, xp: Any, array: Any, like: Any) -> Any:
+        """Return an array as numbers of the shape and the dtype of `like`."""
+        if self.is_traced(like):  # on its devices, which a trace may ask for
+            return xp.astype(array, like.dtype) + xp.zeros_like(like)
+        return xp.astype(xp.broadcast_to(array, like.shape), like.dtype)
+
     # What may be done with values, and what that costs
 
     def is_traced(self, array: Any) -> bool:
         """Return whether values cannot be read now, as in a lazy graph, a jit or an export."""
         return bool(compat.is_lazy_array(array))
 
+    def bounds(self, integers: Any) -> Sequence[int] | None:
+        """Return the least and the most; None if there are no elements, or if they cannot be read now."""
+        if self.is_traced(integers) or 0 in integers.shape:
+            return None
+        xp = self.namespace(integers)
+        ends = [xp.min(integers), xp.max(integers)]
+        if self.is_accelerator(self.device(integers)):  # it is waited for once
+            return cast(Sequence[int], self.to_list(xp.stack(ends, axis=0)))
+        return int(ends[0]), int(ends[1])
+
     def is_known(self, length: object) -> bool:
         """Return whether a length, or a comparison of some, is known: a compiler may know symbols alone."""
-        return isinstance(length, int)
+        return isinstance(length, int | numbers.Integral)
 
     def values_at_hand(self, array: Any) -> Any:
         """Return an array of the values of `array`, or None if reading them would wait for a device."""

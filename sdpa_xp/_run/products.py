@@ -18,7 +18,7 @@ from functools import partial, reduce
 from operator import add
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-from .._libraries import JETS, library_of, namespace_of
+from .._libraries import JETS, is_traced, library_of, namespace_of
 from .._libraries.protocols import Array, Namespace, Shape
 from .._tiles import tuning
 from .._tiles.tile import Allowed, LeadingSlice, is_masked
@@ -166,13 +166,21 @@ def _weigh_pairs(xp: Namespace, allowed: Array, p: Array, value: Array) -> Array
     return product
 
 
-def is_finite(xp: Namespace, arrays: Sequence[Array]) -> bool:
-    """Return whether no array has a NaN or inf; if Ev = 0, only the sums l of the rows show it."""
-    return bool(xp.isfinite(checksum(xp, arrays)))
+def is_finite(xp: Namespace, arrays: Sequence[Array]) -> bool | None:
+    """Return whether no array has a NaN or inf; if Ev = 0, only the sums l of the rows show it.
+
+    None if one is traced, which a function of the caller may have brought in.
+    """
+    return None if any(map(is_traced, arrays)) else bool(xp.isfinite(checksum(xp, arrays)))
 
 
-def are_finite(checksums: Sequence[Array]) -> list[bool]:
-    """Return whether each of the numbers (n, 1) of some checksums is finite; a device is waited for once."""
+def are_finite(checksums: Sequence[Array]) -> list[bool] | None:
+    """Return whether each of the numbers (n, 1) of some checksums is finite; a device is waited for once.
+
+    None if one is traced.
+    """
+    if any(map(is_traced, checksums)):
+        return None
     xp = namespace_of(checksums[0])
     joined = xp.reshape(checksums[0] if len(checksums) == 1 else xp.concat(checksums, axis=0), (-1,))
     flags: list[bool] = library_of(joined).to_list(xp.isfinite(joined))

@@ -12,14 +12,15 @@ from .._tiles import tuning
 def is_differentiated(call: PreparedCall, *, has_kernel: bool) -> bool:
     """Return whether torch differentiates a call, which a vendor's kernel may compute, as one operation."""
     grid, options, autograd = call.grid, call.options, call.grid.library.autograd
-    if autograd is None or (has_kernel and grid.access.is_traced):
+    in_trace = grid.access.is_traced
+    if autograd is None or (has_kernel and in_trace):
         return False
     if not autograd.differentiates([*call.arrays.values(), *options.arrays()]):
         return False
-    is_transformed = grid.access.is_traced and not is_compiling()
+    is_transformed = in_trace and not is_compiling()
     if not (has_kernel or is_transformed or options.masks or options.biases):
         return math.prod(grid.shape) > tuning.MOST_SCORES_KEPT
     # A function of the caller may bring in arrays that only the library knows: those of a bias may have
     # gradients, and those of a mask may belong to a transformation.
-    modifiers = (*options.biases, *(options.masks if grid.access.is_traced else ()))
+    modifiers = (*options.biases, *(options.masks if in_trace else ()))
     return all(modifier.has_known_gradients() for modifier in modifiers)

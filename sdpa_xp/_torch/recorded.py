@@ -29,7 +29,7 @@ def attend(call: PreparedCall, kernel: Kernel | None, *names: ResultName) -> dic
     if output is None:
         return {"output": _run(call)[0]}
     # A device is not waited for to look at the cotangent.
-    may_mask = bool(call.options.masks or call.options.biases) and not call.grid.access.waits
+    may_mask = bool(call.options.masks or call.options.biases) and call.grid.may_read()
     arrays = [*call.arrays.values(), *call.options.arrays()]
     operation = AttentionOperation(recorded(call))
     return {"output": DifferentiableAgain.apply(operation, may_mask, output, *arrays)}
