@@ -95,8 +95,7 @@ def second_order(
     `arrays` are the `floating_arrays` of the call, and the cotangents and tangents have passed their checks.
     """
     refuse_chunks(call.grid.function, call.grid.library)
-    # A device is not waited for: all is guarded.
-    jets = lifted(call, [tangents], finite_inputs=frozenset() if call.grid.access.waits else None)
+    jets = lifted(call, [tangents], guards_all=True)
     kind: Any = jets.grid.xp
     cotangents: Any = Jet(kind, (cotangent, cotangent_tangent))
     forward = derive(jets, arrays).only(names)

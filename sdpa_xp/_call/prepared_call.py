@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -39,7 +38,7 @@ from .._sources import ArraySource
 from .._tiles import tuning
 from .._tiles.grid import FirstPosition
 from .._tiles.modifier import ScoreModifier
-from .._tiles.plan import Plan, asked_threads, plan_tiles
+from .._tiles.plan import Plan, asked_threads, plan_tiles, with_patches
 from .._tiles.score_grid import ScoreGrid
 from .options import (
     CallOptions,
@@ -149,15 +148,10 @@ class PreparedCall(NamedTuple):
     @shared_by_equal_calls
     def bound_options(self) -> BoundOptions:
         """Return the options bound to the grid of the whole call."""
-        if not self.grid.access.waits:
-            return self.bind(self.grid)
-        from .._tiles.on_device import Questions
-
-        questions = Questions()
-        grid = replace(self.grid, questions=questions)
-        bound = self.bind(grid)
+        grid = self.grid.asking()
+        bound, questions = self.bind(grid), grid.questions
         # Only arrays are asked about. Calls with arrays in their options are not kept, and nor are the answers.
-        if not questions.arrays:
+        if questions is None or not questions.arrays:
             return bound
         scores = Scores(grid, self.arrays["query"], ArraySource(self.arrays["key"]), bound)
         finite_inputs = self._search_inputs(questions, scores)
@@ -191,9 +185,7 @@ class PreparedCall(NamedTuple):
         patches = options.mask.patches(self.grid)
         if patches is None:
             return plan
-        from .._programs.patches import with_patches  # few masks have patches
-
-        return with_patches(plan, patches, self.scores(), widths)
+        return with_patches(plan, patches, self.grid, self.scores().key_range, widths)
 
     def draw_scores(self) -> Scores:
         """Return the scores of the whole call. With dropout this draws from `rng`."""
@@ -204,16 +196,11 @@ class PreparedCall(NamedTuple):
 
     def search_inputs(self, scores: Scores) -> Scores:
         """Return the scores with `finite_inputs`, for which a device is waited for; on the CPU, as they are."""
-        if (
-            not self.grid.access.waits
-            or scores.options.finite_inputs is not None
-            or not scores.options.may_mask
-        ):
+        options, questions = scores.options, self.grid.asking().questions
+        if questions is None or options.finite_inputs is not None or not options.may_mask:
             return scores
-        from .._tiles.on_device import Questions
-
-        finite_inputs = self._search_inputs(Questions(), scores)
-        return scores._replace(options=scores.options._replace(finite_inputs=finite_inputs))
+        finite_inputs = self._search_inputs(questions, scores)
+        return scores._replace(options=options._replace(finite_inputs=finite_inputs))
 
     def scores(self) -> Scores:
         """Return the scores of the whole call, without drawing from `rng`."""
@@ -375,9 +362,7 @@ def _validated(
         position=FirstPosition(position, position, position),
         needs_all_axes=library.has_settings and library.refuses_unlike_axes(),
         is_reproducible=bool(options.reproducible),
-    )
-    if grid.access.is_traced:
-        grid = grid.with_symbols()
+    ).with_symbols()
     if grid.access.uses_our_threads:
         asked_threads()  # small calls need no threads, but refuse a wrong value too
     least = len(sizes.batch) + 3 if grid.needs_all_axes else 3

@@ -14,7 +14,6 @@ from .._libraries.base import Library
 from .._libraries.jet_library import kind_of_jets
 from .._libraries.jets import Jet
 from .._libraries.protocols import Array
-from .._tiles.on_device import Questions
 from .._tiles.tile import is_masked
 from ..errors import ArgumentTypeError, ArgumentValueError
 from .options import floating_arrays
@@ -83,11 +82,12 @@ def lifted(
     call: PreparedCall,
     directions: Sequence[Mapping[str, Array]],
     bends: Mapping[str, Array] | None = None,
-    finite_inputs: frozenset[str] | None = None,
+    *,
+    guards_all: bool = False,
 ) -> PreparedCall:
     """Return the call of jets: each array with its derivatives along the directions, and its bend.
 
-    Derivatives have passed `check_tangents`. `finite_inputs` are known without looking, as in `BoundOptions`.
+    Derivatives have passed `check_tangents`. With `guards_all` no device is waited for to search the inputs.
     """
     moved = [
         {**arrays, **call.heads_first({name: arrays[name] for name in call.arrays if name in arrays})}
@@ -105,10 +105,10 @@ def lifted(
         for array in call.options.arrays()
     ]
     library, xp = library_of(arrays["query"]), namespace_of(arrays["query"])
-    access = access_of([*arrays.values(), *of_options])
+    grid = replace(call.grid, library=library, xp=xp, access=access_of([*arrays.values(), *of_options]))
     # Functions of biases are asked about in each tile, and a device is waited for after the last one.
-    questions = Questions() if access.waits else None
-    grid = replace(call.grid, library=library, xp=xp, access=access)
+    asking = grid.asking()
+    finite_inputs = frozenset[str]() if guards_all and asking.questions is not None else None
     jets = call.changed(grid=grid, arrays=arrays, options=call.options.with_arrays(of_options))
     # A device is not asked about masks a second time, and not about derivatives, which the result shows.
     bound = jets.options._replace(masks=()).bind(grid, call.sizes.width)
@@ -117,4 +117,4 @@ def lifted(
     jets.shared[PreparedCall.bound_options] = bound._replace(
         mask=call.bound_options().mask, finite_inputs=finite_inputs
     )
-    return jets._replace(grid=replace(grid, questions=questions))
+    return jets._replace(grid=asking)

@@ -18,15 +18,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple, TypeAlias, cast
 
-from .._libraries import access_of, astype_if_needed, is_traced, library_of
-from .._libraries.protocols import READ_ONLY, TRACED, Access, Array, Namespace
+from .._libraries import astype_if_needed, joint_access, library_of
+from .._libraries.protocols import Array, Namespace
 from .._run.buffers import exp_minus, minus, times
-from .._run.executors import Program, run
-from .._run.products import key_leading_slice, matmul_grouped, matmul_over_group
+from .._run.executors import Repairable, run_right
+from .._run.products import is_finite, key_leading_slice, matmul_grouped, matmul_over_group
 from .._run.results import Results
 from .._sources import KeyValueSource
 from .._tiles.on_device import Questions
 from .._tiles.plan import plan_tiles
+from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import Allowed, LeadingSlice, Target, is_masked, slice_leading
 from ..biases.custom import check_answers
 from .differentiable import differentiable_product
@@ -52,7 +53,7 @@ class RowInputs(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class GradientProgram(Program):
+class GradientProgram(Repairable):
     """The gradients of a call, from its output and, once it is known, the cotangent of this."""
 
     scores: Scores
@@ -88,11 +89,22 @@ class GradientProgram(Program):
         bias_names = tuple([name if name in targets else None for name in self.bias_names])
         return replace(self, targets=targets, bias_names=bias_names)
 
-    def with_access(self, access: Access) -> GradientProgram:
-        """Return the same call, cut as a call of arrays that allow this."""
-        grid, source = replace(self.scores.grid, access=access), self.scores.key
-        plan = plan_tiles(grid, self.scores.group, source.width + self.value.width)
+    def with_grid(self, grid: ScoreGrid) -> GradientProgram:
+        """Return the same call on a grid that has other tiles, or notes questions."""
+        plan = plan_tiles(grid, self.scores.group, self.scores.key.width + self.value.width)
         return replace(self, scores=self.scores._replace(grid=grid), plan=plan.with_common_borders())
+
+    def guarded(self) -> GradientProgram:
+        return replace(self, guard="all")
+
+    def known_right(self, *, looks: bool) -> GradientProgram | None:
+        del looks  # no range has a result of its own
+        if (finite := self.scores.options.finite_inputs) is None:
+            return None if self.scores.options.may_mask else self
+        return replace(self, guard="cotangent" if finite >= INPUTS else "all")
+
+    def repaired(self, results: dict[str, Array]) -> GradientProgram | None:
+        return None if is_finite(self.scores.xp, [*results.values()]) else self.guarded()
 
     def add_rows(self, results: Results, rows: range) -> None:
         scores = self.scores
@@ -182,25 +194,15 @@ def gradients(program: GradientProgram, cotangent: Array) -> dict[str, Array]:
     scores = program.scores._replace(known_tiles=None)  # those of the output begin where its rows attend
     # Sums over queries need common borders.
     program = replace(program, scores=scores, cotangent=cotangent, plan=program.plan.with_common_borders())
-    if scores.grid.access.is_traced or is_traced(cotangent):  # whether a gradient is NaN cannot be read
-        return run(replace(program.with_access(TRACED), guard="all"))
-    if scores.grid.access.is_writeable and not access_of([cotangent]).is_writeable:  # it records operations
-        program = program.with_access(READ_ONLY)
-    elif (finite := scores.options.finite_inputs) is not None:
-        return _sum_on_device(replace(program, guard="cotangent" if finite >= INPUTS else "all"))
-    computed = run(program)
-    return computed if scores.are_right(*computed.values()) else run(replace(program, guard="all"))
-
-
-def _sum_on_device(program: GradientProgram) -> dict[str, Array]:
-    """Return the sums on a device that was waited for before the output: again only for functions of biases.
-
-    These may have been asked about while the output was computed, too.
-    """
-    scores, questions = program.scores, program.scores.grid.questions or Questions()
-    grid = replace(scores.grid, questions=questions)
-    computed = run(replace(program, scores=scores._replace(grid=grid)))
-    check_answers(grid)
+    access = joint_access(scores.grid.access, cotangent)
+    if access != scores.grid.access:
+        program = program.with_grid(replace(scores.grid, access=access))
+    elif scores.options.finite_inputs is not None:
+        # A device is waited for again only for functions of biases, which the output may have asked about, too.
+        grid = replace(scores.grid, questions=scores.grid.questions or Questions())
+        program = replace(program, scores=scores._replace(grid=grid))
+    computed = run_right(program)
+    check_answers(program.grid)
     return computed
 
 
@@ -219,10 +221,7 @@ def _guarded_by_count(
 ) -> Array:
     # An attended NaN or inf makes the sum NaN, whatever the others are; so it is enough to count them.
     is_special = ~xp.isfinite(operand)
-    if is_traced(weights):  # on the devices of the weights, which a trace may ask for
-        attends = xp.astype(allowed, weights.dtype) + xp.zeros_like(weights)
-    else:
-        attends = xp.astype(xp.broadcast_to(allowed, weights.shape), weights.dtype)
+    attends = library_of(weights).spread(xp, allowed, weights)
     meets = product(attends, xp.astype(is_special, weights.dtype)) > 0.0
     return xp.where(meets, math.nan, product(weights, xp.where(is_special, 0.0, operand)))
 

@@ -8,7 +8,6 @@ tile.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
@@ -16,7 +15,6 @@ from typing import NamedTuple, cast
 from .._libraries import namespace_of
 from .._libraries.protocols import Array, Namespace
 from .._sources import ArraySource, KeyValueSource
-from .._tiles import tuning
 from .._tiles.plan import Patches, Plan, plan_patches
 from .._tiles.tile import LeadingSlice, Tile, TokenPositions, slice_leading
 from ..masks.patterns import AllOf, ArrayPattern
@@ -51,22 +49,6 @@ def in_blocks(xp: Namespace, array: Array, tokens: Array) -> Array:
     """Return tokens of an array (..., H, S, width) as (..., H, blocks, n, width)."""
     copied = xp.take(array, xp.reshape(tokens, (-1,)), axis=-2)
     return xp.reshape(copied, (*array.shape[:-2], *tokens.shape, array.shape[-1]))
-
-
-def with_patches(plan: Plan, patches: Patches, scores: Scores, widths: int) -> Plan:
-    """Return the plan with patches, if they take at most half of the time of ranges of keys."""
-    grid, heads = scores.grid, math.prod(scores.grid.leading_shape)
-    in_ranges = sum([len(rows) * len(scores.key_range(rows)) for rows in plan.row_ranges()])
-    in_patches = patches.blocks * patches.keys * (patches.queries + tuning.COST_OF_A_COPY)
-    if 2 * in_patches > in_ranges or heads * in_ranges < tuning.LEAST_PATCHED_PAIRS:
-        return plan
-    if grid.access.is_traced:
-        # All blocks are one tile, for which keys are copied at once. Several devices would exchange them.
-        copied = heads * patches.blocks * patches.keys * widths
-        is_small = plan.is_loop and copied <= tuning.MOST_COPIED_ON_DEVICE
-        if not is_small or (loops := grid.library.loops) is None or loops.may_be_shared():
-            return plan
-    return replace(plan, patches=patches)
 
 
 class PatchedCall(NamedTuple):

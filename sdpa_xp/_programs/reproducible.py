@@ -15,7 +15,7 @@ from operator import itemgetter
 
 from .._libraries import dtype_name
 from .._libraries.protocols import Array
-from .._run.products import avoid_zero_sum, finite_shift, is_finite, weigh
+from .._run.products import NonfiniteGuard, avoid_zero_sum, finite_shift, is_finite, weigh
 from .._sources import KeyValueSource
 from .._tiles.plan import Plan, Task
 from .._tiles.tile import LeadingSlice
@@ -84,8 +84,10 @@ def _first_keys(scores: Scores, plan: Plan, rows: range) -> Array:
     return xp.where(first < none, first, 0)
 
 
-def attend_rows(scores: Scores, value: KeyValueSource, plan: Plan, rows: range) -> RowResult:
-    """Return the attention of one range of queries."""
+def attend_rows(
+    scores: Scores, value: KeyValueSource, plan: Plan, rows: range, _guard: NonfiniteGuard
+) -> RowResult:
+    """Return the attention of one range of queries. Its guard does not depend on the kind of the values."""
     xp = scores.xp
     l, o = _sums(scores, value, plan, rows, None, is_guarded=False)
     if 0 not in l.shape and float(xp.min(l)) >= 1 and is_finite(xp, (l, o)):  # most calls: all rows are exact

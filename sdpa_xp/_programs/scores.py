@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from .._libraries import LARGEST, astype_if_needed, dtype_name, is_traced
+from .._libraries import LARGEST, astype_if_needed, dtype_name
 from .._libraries.capabilities import TangentRules
 from .._libraries.protocols import Array, Namespace, Shape
 from .._run.products import faster_product, is_finite, key_leading_slice, matmul_grouped, multiply_columns
@@ -310,14 +310,14 @@ class Scores(NamedTuple):
         tanh = self.without_masked(capped, allowed) / self.options.softcap
         return -(tanh * tanh) + 1.0
 
-    def are_right(self, *arrays: Array) -> bool:
-        """Return whether no NaN or inf of a masked pair has got into results; of traced ones it is not known.
+    def are_right(self, *arrays: Array) -> bool | None:
+        """Return whether no NaN or inf of a masked pair has got into results; None of traced ones.
 
         Only if one has, they are worth a second pass with a guard: see `_run/products.py`.
         """
         if not self.options.may_mask:  # each NaN and inf belongs to the results
             return True
-        return not any(map(is_traced, arrays)) and is_finite(self.xp, arrays)
+        return is_finite(self.xp, arrays)
 
     def without_masked(self, array: Array, allowed: Allowed) -> Array:
         """Return an array of a tile, with 0 where a pair may not attend."""
@@ -343,11 +343,9 @@ def _without_hidden_nan(bias: Term, tile: Tile, scores: Array) -> tuple[Array, A
     grid, rules = tile.grid, tile.grid.library.tangent_rules
     if rules is None:
         return scores, True
-    if grid.access.waits:  # not for the values
-        may_hide = rules.may_record(grid.access)
-    else:
-        may_hide = is_traced(scores) or not bool(grid.xp.isfinite(grid.xp.sum(scores)))
-    if not may_hide:
+    # A device is not waited for to look at the values.
+    is_harmless = not rules.may_record(grid.access) if grid.access.waits else is_finite(grid.xp, [scores])
+    if is_harmless:
         return scores, True
     unmasked = bias.apply(tile, scores)[1]
     if isinstance(unmasked, bool):

@@ -81,7 +81,7 @@ class RowResult(NamedTuple):
 
 
 def attend_with_running_shift(
-    scores: Scores, value: KeyValueSource, plan: Plan, rows: range, *, guard: NonfiniteGuard
+    scores: Scores, value: KeyValueSource, plan: Plan, rows: range, guard: NonfiniteGuard
 ) -> RowResult:
     """Return the attention of a range of queries, with the largest score of each row as m."""
     query = scores.scaled_query(rows)

@@ -1,6 +1,7 @@
 """How programs are run: at once, in threads, or in loops of a compiler; and their memory.
 
-    executors  run a program: at once, in threads, or in loops of a compiler
+    executors  run a program: at once, in threads or in loops, and again where a masked NaN got in
+    bands      of queries, each a loop of a compiler
     threads    of this process, with BLAS held to one
     results    where programs put what they compute
     products   with keys and values, whose heads a group shares; rows without keys

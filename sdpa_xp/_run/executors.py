@@ -3,89 +3,30 @@
 A program has targets, and says what a range of queries adds to each. It does not know who runs it, and an
 executor does not know what it computes.
 
-Long calls inside a jit are loops over blocks of queries, which the compiler keeps. A loop has one shape for all
-of its blocks, so it reads the same keys for each. If a mask leaves the first queries fewer keys than the last
-ones, each band of queries gets a loop, with the keys of the band alone. On several devices there is one band: a
-band of queries may lie on one device, and the others would wait.
+A NaN or inf of a masked pair may spoil results. Who can look at them, and when, is known here: values of a
+trace cannot be read, a device is waited for once, after its last result, and arrays on the CPU are looked at
+range by range, while they are in the cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial, reduce
 from itertools import product
 from operator import add
-from typing import ClassVar, Protocol, Self, TypeAlias
+from typing import ClassVar, Protocol, Self
 
 from .._libraries import computing
-from .._libraries.protocols import Array, Namespace, Shape
+from .._libraries.protocols import Array, Shape
 from .._tiles.plan import Plan, Task
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import LeadingSlice, RowBlock, Target, Tile
 from . import threads
+from .bands import compute_band, row_bands
 from .buffers import CallBuffers, call_buffers
 from .results import JoinedResult, Results, WrittenResult, between_zeros, joined
-
-OfBlock: TypeAlias = Callable[[RowBlock], tuple[dict[str, Array], Sequence[Array]]]
-"""What a pass of a loop computes for its block of queries: arrays that are summed over the passes, and arrays
-(..., rows, width)."""
-
-
-def row_bands(grid: ScoreGrid, plan: Plan, key_range: Callable[[range], range]) -> list[range]:
-    """Return the ranges of queries that get a loop each; some queries may attend the keys of `key_range`."""
-    bands, loops = plan.bands(), grid.library.loops
-    has_equal_keys = key_range(bands[0]) == key_range(bands[-1])
-    return [range(plan.queries)] if has_equal_keys or (loops and loops.may_be_shared()) else bands
-
-
-def compute_band(
-    grid: ScoreGrid, plan: Plan, band: range, compute: OfBlock, *, has_sums: bool
-) -> tuple[dict[str, Array], list[Array]]:
-    """Return the sums of a band of queries, and the other arrays with all of its rows.
-
-    All blocks have the same length, because the compiler needs fixed shapes. If that length divides the number
-    of queries, block n of N has every N-th query from n on, so that each pass uses all devices that hold
-    queries. Otherwise the last block begins early enough to be full, and repeats rows of the one before.
-    """
-    xp, queries, rows = grid.xp, len(band), min(plan.rows, len(band))
-    passes = -(-queries // rows)
-    is_even = passes * rows == queries
-    step = passes if is_even else 1
-
-    def compute_pass(number: Array) -> tuple[dict[str, Array], list[Array]]:
-        start, is_new = number, None
-        if step == 1:
-            start = xp.clip(number * rows, 0, queries - rows)
-        if has_sums and not is_even:
-            is_new = xp.expand_dims(grid.arange(0, rows) + start >= number * rows, axis=-1)
-        sums, others = compute(RowBlock(start, rows, step, is_new))
-        return sums, [*others]
-
-    loops = grid.library.loops
-    assert loops is not None
-    sums, blocks = loops.rolled(compute_pass, grid.arange(0, passes), has_sums=has_sums)
-    join = _interleave_blocks if step > 1 else _join_blocks
-    return sums, [join(xp, array, queries) for array in blocks]
-
-
-def _interleave_blocks(xp: Namespace, blocks: Array, queries: int) -> Array:
-    """Return (blocks, ..., rows, width) as (..., L, width), where block n has every N-th row from n on."""
-    *leading, rows, width = range(1, blocks.ndim)
-    shape = blocks.shape
-    return xp.reshape(xp.permute_dims(blocks, (*leading, rows, 0, width)), (*shape[1:-2], queries, shape[-1]))
-
-
-def _join_blocks(xp: Namespace, blocks: Array, queries: int) -> Array:
-    """Return (blocks, ..., rows, width) as (..., L, width), without the rows that the last block repeats."""
-    count, *leading, rows, width = blocks.shape
-    axes = (*range(1, blocks.ndim - 2), 0, blocks.ndim - 2, blocks.ndim - 1)
-    joined = xp.reshape(xp.permute_dims(blocks, axes), (*leading, count * rows, width))
-    repeated, start_of_last = count * rows - queries, (count - 1) * rows
-    if not repeated:
-        return joined
-    return xp.concat([joined[..., :start_of_last, :], joined[..., start_of_last + repeated :, :]], axis=-2)
 
 
 class TiledScores(Protocol):
@@ -150,6 +91,30 @@ class Program:
         return replace(self, scores=self.scores.slice_leading(leading))
 
 
+@dataclass(frozen=True, slots=True)
+class Repairable(Program):
+    """A program that is computed without a guard first, since a guard takes more products."""
+
+    def guarded(self) -> Self:
+        """Return the program with a guard, which is right whatever its inputs hold."""
+        raise NotImplementedError
+
+    def known_right(self, *, looks: bool) -> Self | None:
+        """Return the program whose results need no look; None if a look at all of them tells what is wrong.
+
+        With `looks` it may look at each of its ranges itself.
+        """
+        raise NotImplementedError
+
+    def checked(self) -> Self:
+        """Return the program with what `repaired` looks at."""
+        return self
+
+    def repaired(self, results: dict[str, Array]) -> Program | None:
+        """Return the program that computes wrong `results` of `checked` again; None if all are right."""
+        raise NotImplementedError
+
+
 def run(program: Program, outs: Mapping[str, Array] | None = None) -> dict[str, Array]:
     """Return the targets of a program, each an array of its own.
 
@@ -168,9 +133,26 @@ def run(program: Program, outs: Mapping[str, Array] | None = None) -> dict[str, 
         return _run_in_tasks(replace(program, scores=scores), outs or {})
 
 
+def run_right(program: Repairable, outs: Mapping[str, Array] | None = None) -> dict[str, Array]:
+    """Return the targets of a program, as `run` does, without what a masked pair has brought in."""
+    access = program.grid.access
+    if access.is_traced:
+        return run(program.guarded())
+    if (right := program.known_right(looks=access.is_writeable)) is not None:
+        return run(right, outs)
+    results = run(program.checked())
+    repaired = program.repaired(results)
+    return results if repaired is None else run(repaired)
+
+
 def joins(plan: Plan, grid: ScoreGrid) -> bool:
     """Return whether targets are joined from pieces, and not written to."""
     return plan.is_small or not grid.access.is_writeable
+
+
+def runs_at_once(plan: Plan, grid: ScoreGrid) -> bool:
+    """Return whether a call is so small that all of its queries are computed without a program."""
+    return plan.is_small and grid.access.is_writeable and not grid.is_reproducible
 
 
 def _run_and_join(program: Program) -> dict[str, Array]:

@@ -37,7 +37,7 @@ class Group(NamedTuple):
     options: BoundOptions
     plan: Plan
     table: Array | None
-    """What the device knows of them, as in `Sequences.tables`, if the call is computed there."""
+    """What a device that has to be waited for knows of them; None elsewhere."""
 
 
 def attend(call: PreparedCall, sequences: Sequences, *names: ResultName) -> dict[str, Array]:
@@ -73,7 +73,7 @@ def attend(call: PreparedCall, sequences: Sequences, *names: ResultName) -> dict
             if is_guarded:
                 options = options._replace(finite_inputs=frozenset())
             scores, dtype = Scores(group.grid, query, key, options), call.result_dtype
-            wanted: Sequence[ResultName] = (*names, "checksum") if group.grid.access.waits else names
+            wanted: Sequence[ResultName] = names if group.table is None else (*names, "checksum")
             results = attend_to(scores, value, group.plan, dtype, *wanted, out=out)
         check = results.pop("checksum", None)
         if packed is not None and (output := results.pop("output")) is not out:
@@ -98,12 +98,14 @@ def _compute_all(
     grid: ScoreGrid, compute: Callable[..., Array | None], groups: Sequence[Group], widths: int
 ) -> None:
     """Compute all groups; on a device those with a NaN or inf a second time, guarded."""
-    if grid.access.waits:
+    if any(group.table is not None for group in groups):
         checks = [(group, compute(group)) for group in groups]
         doubtful = [(group, check) for group, check in checks if check is not None]
-        flags = iter(are_finite([check for _, check in doubtful]) if doubtful else ())
+        flags = are_finite([check for _, check in doubtful]) if doubtful else []
+        flags_left = iter(flags or ())
         for group, check in doubtful:
-            if False in [*islice(flags, check.shape[0])]:  # a list, so that all flags of the group are taken
+            # A list, so that all flags of the group are taken.
+            if flags is None or False in [*islice(flags_left, check.shape[0])]:
                 compute(group, is_guarded=True)
         return
     small = [group for group in groups if group.plan.threads == 1]
@@ -122,10 +124,8 @@ def _groups(call: PreparedCall, sequences: Sequences, widths: int) -> list[Group
     batch, group, is_packed = call.grid, call.sizes.group, sequences.starts[0] is not None
     if is_packed:
         batch = replace(batch, batch=(len(sequences.lengths),))
-    grouped = sequences.grouped(batch, group, widths)
-    tables = sequences.tables(batch, grouped) if batch.access.waits else [None] * len(grouped)
     groups = []
-    for entries, table in zip(grouped, tables, strict=True):
+    for entries, table in sequences.grouped(batch, group, widths):
         if table is None:
             first, part = entries[0], BatchPart(entries, is_packed)
             grid = batch.for_entries(part, *sequences.lengths[first], sequences.position(first))

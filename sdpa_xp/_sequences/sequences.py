@@ -20,7 +20,7 @@ from .._tiles.tuning import Work
 Entries: TypeAlias = tuple[int, ...]
 """The numbers of some sequences, in order."""
 ENTRY, POSITION, LENGTHS, STARTS, PAGES = 0, 1, 2, 4, 6
-"""The columns of `Sequences.tables`: lengths and starts have one for the queries and one for the keys."""
+"""The columns of a table on a device: lengths and starts have one for the queries and one for the keys."""
 Lengths: TypeAlias = Sequence[tuple[int, int]]
 """The numbers of queries and keys of each sequence."""
 
@@ -56,13 +56,14 @@ class Sequences(NamedTuple):
             return plan_pages(grid, group, widths, self.page_size)
         return plan_tiles(grid, group, widths)
 
-    def grouped(self, grid: ScoreGrid, group: int, widths: int) -> list[Entries]:
-        """Return which sequences are computed together."""
+    def grouped(self, grid: ScoreGrid, group: int, widths: int) -> list[tuple[Entries, Array | None]]:
+        """Return which sequences are computed together, and what a device knows of them, as in `_tables`."""
         if grid.library.chunks is not None:  # stacked sequences would not have the chunks of the packed arrays
-            return [(entry,) for entry in range(len(self.lengths))]
+            return [((entry,), None) for entry in range(len(self.lengths))]
         sizes = HeadSizes(grid.heads, max(1, grid.heads // group), widths)
         if grid.access.waits:
-            return group_entries(self.lengths, sizes, tuning.WORK_OF_LAUNCHES)
+            on_device = group_entries(self.lengths, sizes, tuning.WORK_OF_LAUNCHES)
+            return [*zip(on_device, self._tables(grid, on_device), strict=True)]
         parts = []
         for entries in group_entries(self.lengths, sizes):
             # At least 1, since sequences may be empty. Contiguous sequences need no copy, and stay together.
@@ -70,9 +71,9 @@ class Sequences(NamedTuple):
             is_whole = self.starts[1] is None or is_contiguous(entries)
             step = len(entries) if is_whole else max(1, stacked)
             parts += [entries[first : first + step] for first in range(0, len(entries), step)]
-        return parts
+        return [(part, None) for part in parts]
 
-    def tables(self, grid: ScoreGrid, groups: Iterable[Entries]) -> Iterator[Array]:
+    def _tables(self, grid: ScoreGrid, groups: Iterable[Entries]) -> Iterator[Array]:
         """Yield the integers of the sequences of each group, int32 (n, `PAGES` + pages) on the device.
 
         All of them travel there at once.

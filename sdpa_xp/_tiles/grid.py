@@ -13,7 +13,7 @@ from .._checks.arrays import check_floating
 from .._checks.integers import Integers
 from .._checks.keywords import LARGEST_INTEGER
 from .._checks.score_arrays import check_added_dtype
-from .._libraries import is_traced
+from .._libraries import may_read
 from .._libraries.base import Library
 from .._libraries.protocols import Access, Array, Device, Dtype, Namespace, Shape
 
@@ -86,7 +86,7 @@ class CallGrid(Protocol):
 
     def may_read(self, *arrays: Array) -> bool:
         """Return whether values of the call and of `arrays` can be read now, without waiting for a device."""
-        return not (self.access.is_traced or self.access.waits or any(map(is_traced, arrays)))
+        return may_read(self.access, *arrays)
 
     def check_dtype(self, name: str, array: Array) -> None:
         """Refuse an array that is added to the scores, and has a wider dtype than they and the query."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, cast
 
@@ -160,7 +160,7 @@ def plan_tiles(grid: ScoreGrid, group: int, widths: int) -> Plan:
     ):
         most_rows = max(tuning.SMALLEST_SIDE, loops.most_scores(tuning.DEVICE.scores) // (heads * keys))
         least = -(-queries // most_rows)
-        # Blocks without remainder can have rows from everywhere: see `compute_band` in `_run/executors.py`.
+        # Blocks without remainder can have rows from everywhere: see `compute_band` in `_run/bands.py`.
         iterations = next((n for n in range(least, 2 * least) if queries % n == 0), least)
         return Plan(queries, keys, -(-queries // iterations), keys, is_loop=True)
     if grid.access.is_traced or is_empty or keys == 0:
@@ -223,6 +223,19 @@ def takes_threads(grid: ScoreGrid, multiplications: int) -> bool:
     return grid.access.uses_our_threads and multiplications >= tuning.LEAST_WORK_FOR_THREADS
 
 
+def plan_recomputed(plan: Plan, grid: ScoreGrid) -> Plan:
+    """Return a plan of fewer rows if a library may record the call, and computes it again for its gradients.
+
+    All keys of some queries are in memory while their gradients are computed.
+    """
+    size = math.prod(grid.shape)
+    is_eager = not (grid.access.is_traced or grid.access.is_writeable)
+    if not is_eager or grid.library.autograd is None or size <= tuning.MOST_SCORES_KEPT:
+        return plan
+    most = tuning.DEVICE.scores * plan.queries // size
+    return replace(plan, rows=min(plan.rows, max(tuning.SMALLEST_SIDE, most)))
+
+
 def plan_pages(grid: ScoreGrid, group: int, widths: int, block_size: int) -> Plan:
     """Choose the tiles of a call whose keys and values lie in blocks, which are copied for each tile.
 
@@ -259,6 +272,24 @@ def plan_widened(grid: ScoreGrid, group: int, widths: int) -> Plan:
     most_copied = tuning.MOST_COPIED_ON_DEVICE if grid.access.waits else tuning.MOST_COPIED
     most_columns = most_copied * group // (math.prod(heads) * max(1, widths))
     return replace(plan, columns=min(plan.columns, max(tuning.SMALLEST_SIDE, most_columns)))
+
+
+def with_patches(
+    plan: Plan, patches: Patches, grid: ScoreGrid, key_range: Callable[[range], range], widths: int
+) -> Plan:
+    """Return the plan with patches, if they take at most half of the time of ranges of keys."""
+    heads = math.prod(grid.leading_shape)
+    in_ranges = sum([len(rows) * len(key_range(rows)) for rows in plan.row_ranges()])
+    in_patches = patches.blocks * patches.keys * (patches.queries + tuning.COST_OF_A_COPY)
+    if 2 * in_patches > in_ranges or heads * in_ranges < tuning.LEAST_PATCHED_PAIRS:
+        return plan
+    if grid.access.is_traced:
+        # All blocks are one tile, for which keys are copied at once. Several devices would exchange them.
+        copied = heads * patches.blocks * patches.keys * widths
+        is_small = plan.is_loop and copied <= tuning.MOST_COPIED_ON_DEVICE
+        if not is_small or (loops := grid.library.loops) is None or loops.may_be_shared():
+            return plan
+    return replace(plan, patches=patches)
 
 
 def plan_patches(plan: Plan, grid: ScoreGrid, group: int, widths: int) -> Plan:

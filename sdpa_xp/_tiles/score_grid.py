@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from .._checks.arrays import check_one_device, check_one_library
 from .._checks.integers import (
-    DeviceNumbers,
     Integers,
     check_ids,
     check_integers,
@@ -82,6 +81,14 @@ class ScoreGrid(CallGrid):
         """All queries and all keys, as the ranges of a tile."""
         return (range(FAR),) * 2 if self.placement is not None else (range(self.queries), range(self.keys))
 
+    def asking(self) -> ScoreGrid:
+        """Return the grid whose masks and biases note what they ask of a device, if it has to be waited for."""
+        if not self.access.waits:
+            return self
+        from .on_device import Questions
+
+        return replace(self, questions=Questions())
+
     def with_symbols(self) -> ScoreGrid:
         """Return the grid for lengths that a compiler may know by their symbols alone."""
         if all(map(self.library.is_known, (self.queries, self.keys))):
@@ -147,10 +154,7 @@ class ScoreGrid(CallGrid):
         if not (isinstance(value, tuple | list) or is_array(value)):  # one number has no shape to check
             number = check_integer(self.function, name, value, least)
             return Integers(number, number, number)
-        xp, device, waiting = self.xp, self.device, self._waiting()
-        checked = check_integers(
-            self.function, name, value, xp, device, traced=self.access.is_traced, least=least, waiting=waiting
-        )
+        checked = check_integers(self.function, name, value, self.xp, self.device, least=least, store=self)
         values = cast(Array, checked.values)
         if values.shape == (1,) and not self.batch:  # a list of one for inputs without a batch
             return checked._replace(values=self.in_all_axes(values, 2))
@@ -167,7 +171,7 @@ class ScoreGrid(CallGrid):
         return self.check_integers(name, value)
 
     def check_ids(self, name: str, value: object, letter: Literal["L", "S"], hint: str = "") -> Array:
-        ids = check_ids(self.function, name, value, self.xp, self.device, self._waiting())
+        ids = check_ids(self.function, name, value, self.xp, self.device, self)
         length = self.queries if letter == "L" else self.keys
         for number in (length,) if self.padding is None else self.padding.lengths(letter):
             check_one_each(self.function, name, ids.shape, (*self.batch, number), letter, hint)
@@ -209,18 +213,13 @@ class ScoreGrid(CallGrid):
 
         return put_once(self.library, self.xp, self.device, dtype, numbers, sharing)
 
-    def _waiting(self) -> DeviceNumbers | None:
-        if not self.access.waits:
+    def bounds(self, integers: Array) -> Sequence[int] | None:
+        """Return the least and the most of some integers; None if they are not known yet."""
+        if self.access.is_traced:
             return None
-        return DeviceNumbers(lambda numbers: self.put(numbers, self.xp.int32), self._bounds)
-
-    def _bounds(self, integers: Array) -> Sequence[int] | None:
-        def bounds() -> Array:
-            return self.xp.stack([self.xp.min(integers), self.xp.max(integers)], axis=0)
-
-        if self.questions is not None:
-            return self.questions.ask(bounds)
-        return cast(list[int], self.library.to_list(bounds()))
+        if self.questions is None or 0 in integers.shape:
+            return library_of(integers).bounds(integers)
+        return self.questions.ask(lambda: self.xp.stack([self.xp.min(integers), self.xp.max(integers)], axis=0))
 
     def slice_entries(self, array: Array, axes: int, /) -> Array:
         if self.part is None or array.ndim <= axes or array.shape[0] == 1:
@@ -263,7 +262,7 @@ class ScoreGrid(CallGrid):
         if shape[0] == 1 or len(entries) == 1:  # one number, not an array, so that tiles outside can be skipped
             return value[entries[0] if shape[0] > 1 else 0]
         if is_array(value):
-            is_read = self.padding is not None and is_integral(value) and not self.access.is_traced
+            is_read = self.padding is not None and is_integral(value)
             if not is_read:
                 return rows_at(value, entries)
             value = library_of(value).to_list(value)  # each is compared with a length, so all are read at once

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from .._checks.integers import Integers
-from .._libraries import is_traced, library_of, namespace_of
+from .._libraries import library_of, namespace_of
 from .._libraries.protocols import Array, Dtype, Shape
 from .grid import AT_FIRST_KEY, WindowBounds
 from .score_grid import ScoreGrid
@@ -102,13 +102,12 @@ class Tile(NamedTuple):
 
     def slice_integers(self, integers: Integers) -> Integers:
         """Return the integers of the tile's batch entries, with their own least and most."""
-        if self.leading is None or isinstance(integers.values, int) or is_traced(integers.values):
+        if self.leading is None or isinstance(integers.values, int):
             return integers
         values = self.slice(integers.values)
-        if math.prod(values.shape) != 1:  # their least and most would have to be computed for each tile
-            return integers._replace(values=values)
-        only = int(self.grid.xp.min(values))
-        return Integers(only, only, only)
+        # The least and the most of several would have to be computed for each tile.
+        bounds = library_of(values).bounds(values) if math.prod(values.shape) == 1 else None
+        return integers._replace(values=values) if bounds is None else Integers(bounds[0], *bounds)
 
     @property
     def shape(self) -> Shape:
