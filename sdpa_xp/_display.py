@@ -12,7 +12,7 @@ from html import escape
 from itertools import groupby, islice, product
 from typing import Any, NamedTuple
 
-from ._checks.messages import brief
+from ._checks.messages import brief, has_values
 from ._libraries import computing, dtype_name, is_array, library_of, namespace_of
 from ._libraries.protocols import Array, Shape
 from ._tiles.modifier import ScoreModifier
@@ -180,7 +180,7 @@ def _shown(
     for shape in shapes:
         try:
             grid = grid_of("display", "value", shape, value.arrays(), None)
-            if grid.access.is_traced:  # arrays inside of a jit have no numbers to draw
+            if not all(has_values(array) for _, array in value.arrays()):  # none to draw inside of a jit
                 return None
             with computing(next((array for _, array in value.arrays()), None)):
                 pictures, legend = drawn(grid)

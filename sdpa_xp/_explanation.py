@@ -11,9 +11,10 @@ from ._attention import choose_kernel
 from ._call.options import AttentionOptions, CallOptions, takes_options
 from ._call.prepared_call import PreparedCall, prepare
 from ._checks.keywords import Implementation
+from ._checks.messages import has_values
 from ._chunked import cut_call
 from ._display import Squares, captioned
-from ._libraries import access_of, is_traced, is_unknown, namespace_of
+from ._libraries import access_of, is_unknown, namespace_of
 from ._libraries.capabilities import Autograd
 from ._libraries.protocols import AnyArray, Array
 from ._libraries.trees import without_arrays
@@ -177,7 +178,7 @@ def explain(
     # A call in chunks would draw a seed from `rng`, which has to stay as it is.
     if (cut := cut_call(call._replace(options=call.options._replace(dropout_p=0.0)))) is not None:
         return _explain_chunks(cut)
-    if not call.grid.access.is_traced and is_differentiated(call, has_kernel=False):
+    if is_differentiated(call, has_kernel=False):
         call = _unrecorded(call)
     plan, widths = call.plan(), call.sizes.width + call.arrays["value"].shape[-1]
     tile_map: tuple[str, ...] = ()
@@ -242,7 +243,7 @@ def _explain_chunks(cut: GraphCall) -> Explanation:
 
 def _lazy_reason(array: Array) -> str:
     """Return why an array of an unknown library counts as lazy, or "" for other arrays."""
-    if not is_unknown(array) or not is_traced(array):
+    if not is_unknown(array) or has_values(array):
         return ""
     try:
         bool(namespace_of(array).any(array))

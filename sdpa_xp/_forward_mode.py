@@ -12,7 +12,7 @@ from ._call.tangents import beside, check_tangent, check_tangents, lifted, refus
 from ._checks.arrays import check_floating, check_one_library
 from ._checks.keywords import explains_keywords
 from ._checks.messages import shown, type_name
-from ._libraries import dtype_name, is_number, is_traced, library_of, namespace_of, overridden, share_memory
+from ._libraries import dtype_name, in_own_memory, is_number, library_of, overridden
 from ._libraries.jet_library import kind_of_caller
 from ._libraries.jet_namespace import JetNamespace
 from ._libraries.jets import Jet
@@ -126,13 +126,7 @@ def _result(kind: JetNamespace, inputs: Sequence[Array], n: int, leaf: Any) -> A
     library = library_of(part)
     if n:  # the functions that computed the value have looked at it
         library.find_nonfinite("jvp", "tangent", part)
-    if (
-        library.writes_in_place
-        and not is_traced(part)
-        and (not library.is_writeable(part) or any(share_memory(part, array) for array in inputs))
-    ):
-        part = namespace_of(part).astype(part, part.dtype, copy=True)
-    return part
+    return in_own_memory(part, inputs)
 
 
 @takes_options(DifferentiableOptions)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import itertools
 import math
 import numbers
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from .._libraries import computing, dtype_name, has_override, is_array, is_traced, library_of
-from .._libraries.protocols import AnyArray, Array, Device, Namespace, Shape
+from .._libraries import computing, dtype_name, has_override, is_array, library_of
+from .._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Shape
 from ..errors import ArgumentTypeError, ArgumentValueError, summary
 from .arrays import BOUNDS, broadcast, check_known, check_plain_array
 from .keywords import LARGEST_INTEGER, check_choice, check_integer
@@ -22,13 +23,14 @@ IntegersLike: TypeAlias = int | Sequence[int] | AnyArray
 """Integers as a caller passes them: an int, a list, or an array of an integer dtype."""
 
 
-class DeviceNumbers(NamedTuple):
-    """How numbers get to a device that has to be waited for, and back."""
+class NumberStore(Protocol):
+    """How numbers get to a device, and back: the grid of a call."""
 
-    put: Callable[[Sequence[int]], Array]
-    """Returns numbers as int32."""
-    bounds: Callable[[Array], Sequence[int] | None]
-    """Returns the least and the most of an array; None if they are not known yet."""
+    def put(self, numbers: Sequence[float], dtype: Dtype) -> Array:
+        """Return a list of numbers as an array."""
+
+    def bounds(self, integers: Array) -> Sequence[int] | None:
+        """Return the least and the most of an array; None if they are not known yet."""
 
 
 class Integers(NamedTuple):
@@ -42,10 +44,7 @@ class Integers(NamedTuple):
         """Return other integers with their least and most, so that tiles are skipped."""
         if not is_array(values):
             return self._replace(values=values)
-        if is_traced(values) or 0 in values.shape:
-            return Integers(values, -math.inf, math.inf)
-        xp = library_of(values).namespace(values)
-        return Integers(values, int(xp.min(values)), int(xp.max(values)))
+        return Integers(values, *(library_of(values).bounds(values) or (-math.inf, math.inf)))
 
     def plus(self, number: int) -> Integers:
         """Return the integers with `number` added to each."""
@@ -61,24 +60,24 @@ def check_integers(
     *,
     traced: bool = False,
     least: int = -LARGEST_INTEGER,
-    waiting: DeviceNumbers | None = None,
+    store: NumberStore | None = None,
 ) -> Integers:
     """Return `value` as int32. If its values can be read, check that each is at least `least`.
 
-    With `traced` they count as values that cannot be read. `waiting` is for a device that has to be waited for.
+    With `traced` they count as values that cannot be read.
     """
     if isinstance(value, list | tuple):
         checked = [check_integer(function, f"{name}[{index}]", item, least) for index, item in enumerate(value)]
-        array = xp.asarray(checked, dtype=xp.int32, device=device) if waiting is None else waiting.put(checked)
+        put = partial(xp.asarray, device=device) if store is None else store.put
+        array = put(checked, dtype=xp.int32)
         return Integers(array, min(checked or [0]), max(checked or [0]))  # torch.compile traces no `default`
     if not is_array(value):
         number = check_integer(function, name, value, least)
         return Integers(number, number, number)
     is_uint64 = dtype_name(value.dtype) == "uint64"
     value = _signed(function, name, value)
-    bounds: Sequence[int] | None = None
-    if not (traced or is_traced(value)) and 0 not in value.shape:  # no elements have no minimum
-        bounds = (int(xp.min(value)), int(xp.max(value))) if waiting is None else waiting.bounds(value)
+    bounds_of = library_of(value).bounds if store is None else store.bounds
+    bounds = None if traced else bounds_of(value)
     smallest, largest = -math.inf, math.inf
     if bounds is not None:
         smallest, largest = bounds
@@ -106,12 +105,12 @@ def exceeds(function: str, name: str, length: int, limit: int) -> bool:
 
 
 def check_ids(
-    function: str, name: str, value: object, xp: Namespace, device: Device, waiting: DeviceNumbers | None = None
+    function: str, name: str, value: object, xp: Namespace, device: Device, store: NumberStore | None = None
 ) -> Array:
     """Return integers that are only compared; an array keeps its width, and so its values."""
     if is_array(value):
         return _signed(function, name, value)
-    values = check_integers(function, name, value, xp, device, traced=True, waiting=waiting).values
+    values = check_integers(function, name, value, xp, device, store=store).values
     return xp.asarray(values, dtype=xp.int32, device=device) if isinstance(values, int) else values
 
 
@@ -291,7 +290,7 @@ def _to_list(function: str, name: str, value: object) -> list[Any]:
         rule = f"`{name}` must be a list or an integer array"
         raise ArgumentTypeError(function, rule, {name: repr(value)})
     check_plain_array(function, name, value)
-    if is_traced(value):
+    if not has_values(value):
         rule = f"`{name}` must be static inside a jit or a lazy graph, since shapes follow from it"
         raise ArgumentTypeError(
             function, rule, {name: f"a traced array {value.shape}"}, "Pass a tuple of ints."

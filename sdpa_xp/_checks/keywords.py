@@ -12,12 +12,12 @@ from traceback import walk_tb
 from types import FunctionType, MappingProxyType
 from typing import Any, Literal, NoReturn, TypeAlias, TypeVar, cast
 
-from .._libraries import LARGEST, dtype_name, is_array, is_traced
+from .._libraries import LARGEST, dtype_name, is_array
 from .._libraries.base import is_compiling
 from .._libraries.protocols import Dtype
 from ..errors import ArgumentTypeError, ArgumentValueError
 from .arrays import LAYOUTS
-from .messages import shown, type_name
+from .messages import has_values, shown, type_name
 
 Implementation: TypeAlias = Literal["xp", "native", "torch"]
 """The portable implementation in array-API calls, a kernel of the arrays' own library, or torch's for NumPy."""
@@ -164,7 +164,7 @@ def check_integer(
         if is_array(value) and not hasattr(value, "__getitem__"):  # a spec of the exporter has no elements
             how = "An exported graph holds it as a number, so it cannot be an input."
         elif is_array(value):
-            how = "Inside a jit it has to be static." if is_traced(value) else "Convert it with `int`."
+            how = "Convert it with `int`." if has_values(value) else "Inside a jit it has to be static."
         raise ArgumentTypeError(function, rule, {name: _shown(value)}, how)
     number = int(value)
     if not least <= number <= most:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from .._call.prepared_call import PreparedCall
-from .._libraries import dtype_name, is_traced, library_of, numpy_array
+from .._libraries import dtype_name, library_of, numpy_array
 from .._libraries.dask import DaskGraphs
 from .._libraries.protocols import READ_ONLY, Array, Chunks, Key
 from .._programs.dropout import Dropout
@@ -177,7 +177,7 @@ def _bind_readable(call: PreparedCall, library: DaskGraphs, grid: ScoreGrid) -> 
 
 def _bound_if_lazy(call: PreparedCall, library: DaskGraphs, modifier: Any) -> Any:
     """Bind those parts of a mask or a bias that hold arrays of unknown values, to the grid of lazy arrays."""
-    if not any(is_traced(array) for _, array in modifier.arrays()):
+    if all(library_of(array).chunks is None for _, array in modifier.arrays()):
         return modifier
     if isinstance(modifier, Combined | Sum):  # part by part: parts of known values still say what is skipped
         return type(modifier)(tuple(_bound_if_lazy(call, library, part) for part in modifier.parts))

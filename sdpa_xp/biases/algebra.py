@@ -173,7 +173,7 @@ class Added(Term):
         """Return which pairs are not masked by what is added."""
         masked = is_masked(added)
         # Where values can be read at once, it is cheaper to ask than to mask every pair.
-        return True if tile.grid.access.is_writeable and not bool(tile.grid.xp.any(masked)) else ~masked
+        return True if tile.grid.may_read(masked) and not bool(tile.grid.xp.any(masked)) else ~masked
 
 
 @dataclass(frozen=True, slots=True, eq=False)

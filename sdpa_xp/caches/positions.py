@@ -109,9 +109,9 @@ def without(positions: Positions, length: int, first: int, last: int) -> Positio
 def check_slots(function: str, name: str, value: object, limit: int, letter: str, like: Array) -> Array:
     """Check numbers from 0 up to `limit`, (n,) or (B, n); they are not read if a device would have to wait."""
     index = cast(Array, _integers(function, name, value, like, "cache.key"))
-    if are_readable(index) and isinstance(limit, int) and 0 not in index.shape:
-        xp = namespace_of(index)
-        least, most = int(xp.min(index)), int(xp.max(index))
+    bounds = library_of(index).bounds(index) if are_readable(index) and isinstance(limit, int) else None
+    if bounds is not None:
+        least, most = bounds
         if least < 0 or most >= limit:
             rule, number = f"`{name}` must be from 0 to {letter} - 1", least if least < 0 else most
             raise ArgumentValueError(function, rule, {name: number, letter: limit})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .._checks.arrays import check_floating, check_plain_array
 from .._checks.integers import check_some_integers
 from .._checks.keywords import check_block_size, check_integer
-from .._checks.messages import shown
+from .._checks.messages import has_values, shown
 from .._checks.score_arrays import check_boolean, check_broadcasts
 from .._libraries import is_number, library_of, namespace_of
 from .._libraries.protocols import AnyArray, Array, Shape
@@ -215,7 +215,7 @@ def _check_not_empty(function: str, name: str, shape: Shape) -> None:
 def _check_readable(function: str, name: str, array: Array) -> Any:
     """Check that the numbers of an array can be read, and return them in nested lists."""
     library = library_of(array)
-    if library.is_traced(array) and library.chunks is None:  # chunks are computed when they are read
+    if not has_values(array) and library.chunks is None:  # chunks are computed when they are read
         rule = f"`{name}` must have numbers that can be read now, so not inside a jit"
         raise ArgumentTypeError(function, rule, {name: shown(array)})
     return library.to_list(array)
