@@ -55,8 +55,8 @@ def scaled_dot_product_attention(
 
     Args:
         query: (..., Hq, L, E); float16, bfloat16, float32 or float64.
-        key: (..., H, S, E), with the library, device and dtype of the query. Hq is a multiple of H: query head
-            h attends to key head h // (Hq // H). Keys and values are not copied.
+        key: (..., H, S, E), with the library, device and dtype of the query. Hq is a multiple of H: query
+            head h attends to key head h // (Hq // H).
         value: (..., H, S, Ev), likewise.
         attn_mask: A mask of `sdpa_xp.masks`, which builds no L x S array, or an array that broadcasts to (...,
             Hq, L, S): boolean, True = may attend; or floating, added to the scores like `bias`.
@@ -77,11 +77,10 @@ def scaled_dot_product_attention(
         implementation: `"xp"` is the portable implementation, in array-API calls; `"native"` the fused kernel
             of the arrays' library; `"torch"` torch's kernel for NumPy arrays, which it reads without a copy. A
             kernel that is missing, or does not compute this call as documented, is an error. None takes the
-            library's kernel on the CPU, if it computes the call as documented and is not slower; `explain` says
-            which one.
-        reproducible: Return the same bits for a query and its own keys, whatever stands beside them (batch
-            invariance), such as other queries, batch entries or padding. NumPy computes the call, also for
-            arrays of other libraries on the CPU. Refused, with the reason, where that cannot be promised.
+            library's kernel on the CPU if it follows the contract and is not slower; `explain` says which one.
+        reproducible: Return the same bits for a query and its own keys, whatever queries, batch entries or
+            padding stand beside them (batch invariance). NumPy computes the call, also for arrays of other
+            libraries on the CPU. A call for which this cannot be promised is refused.
 
     Returns:
         (..., Hq, L, Ev), or (L, Ev) for 2-D inputs, with the library, device and dtype of the query. The row
@@ -95,8 +94,7 @@ def scaled_dot_product_attention(
     Numerics:
         Scores, normalisation and sums have the accumulation dtype: float64 for float64 inputs, float32 for all
         others. The result is rounded once; only kernels that take halves as they are (`"torch"`, and `"native"`
-        on CUDA) also round the weights. torch.autocast changes no result; run the backward pass outside of it,
-        as torch recommends.
+        on CUDA) also round the weights. torch.autocast changes no result; run the backward pass outside of it.
 
         A masked pair has no effect, even if its key or value is NaN or inf. A NaN that is not masked shows in
         the rows that attend to it alone. Inside a jit or a lazy graph, and with torch's kernel on a GPU, this
@@ -143,7 +141,7 @@ def attention_state(
 
     Args:
         query: (..., Hq, L, E). All other arguments and errors are as in `scaled_dot_product_attention`.
-        sinks: (..., Hq). The log-sum-exp includes them, so pass them to only one of the states that you merge.
+        sinks: (..., Hq). The log-sum-exp includes them: pass them to only one of the states that you merge.
         lse_base: None for the natural logarithm; 2 for base 2, as in FlashInfer.
 
     Returns:

@@ -144,12 +144,10 @@ def scaled_dot_product_attention_jvp(
     v'_j) - (\sum_j p_j s'_j) (\sum_j p_j v_j)$, in memory that grows with L + S.
 
     Args:
-        query: (..., Hq, L, E). All other arguments and errors are as in `scaled_dot_product_attention`.
-        tangents: The direction: a dict of arrays, each with the shape and dtype of the argument of its name.
-            The names are those of the gradients of `scaled_dot_product_attention_vjp`, such as "query", "scale"
-            or "bias.slopes". Arguments without a tangent do not move.
-        bias: A function in it (`biases.from_function`) may only add to the score.
-        implementation: `"xp"` or None.
+        query: (..., Hq, L, E). All other arguments and errors are as in `scaled_dot_product_attention_vjp`.
+        tangents: The direction: a dict of arrays, each with the shape and dtype of its argument. The names are
+            those of the gradients of `scaled_dot_product_attention_vjp`, such as "query", "scale" or
+            "bias.slopes". Arguments without a tangent do not move.
 
     Returns:
         The output and its tangent, both (..., Hq, L, Ev) in the dtype of the query.
@@ -206,10 +204,10 @@ def scaled_dot_product_attention_laplacian(
 
     Args:
         query: (..., Hq, L, E). All other arguments and errors are as in `scaled_dot_product_attention_jvp`.
-        tangents: The directions: a dict of arrays, each with the dtype and the shape of the argument of its
-            name, behind one axis of length N, at least 1.
-        laplacians: The Laplacians of the inputs: a dict of arrays, each with the shape and dtype of the
-            argument of its name. Those without one are 0.
+        tangents: The directions, by name: arrays with the dtype and the shape of their argument, behind one
+            axis of length N, at least 1.
+        laplacians: The Laplacians of the inputs, by name: arrays with the shape and dtype of their argument.
+            Those without one are 0.
 
     Returns:
         The output, (..., Hq, L, Ev); its tangents, (N, ..., Hq, L, Ev), one for each direction; and its

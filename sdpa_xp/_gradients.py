@@ -124,7 +124,7 @@ class Pullback(Generic[A]):
         as in double backward. Memory grows with L + S.
 
         Args:
-            cotangent: The gradient of a loss with respect to the output, with the output's shape.
+            cotangent: As in a call of the pullback.
             tangents: The direction, as for `scaled_dot_product_attention_jvp`.
             cotangent_tangent: How the cotangent moves, with its shape, or None: of a loss that is not linear in
                 the output, the Hessian of the loss times the tangent of the output.

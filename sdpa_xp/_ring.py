@@ -56,7 +56,7 @@ def ring_attention(
             inputs of the `jit`.
         mesh: A jax.sharding.Mesh.
         axis_name: The axis of `mesh` along which the keys are divided.
-        bias: A bias, or an array that broadcasts to (..., Hq, L, S), divided as `attn_mask`.
+        bias: A bias, or an array likewise, divided as `attn_mask`.
         rng: A key of JAX. It drops the same weights as without a mesh.
         implementation: `"xp"` or None.
 

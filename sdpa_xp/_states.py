@@ -69,7 +69,7 @@ def merge_states(
     Args:
         states: The results of `attention_state` for the same queries and disjoint parts of the keys, all of the
             same shapes.
-        lse_base: None for natural logarithms, or 2 for `lse` to base 2, as in FlashInfer, also in the result.
+        lse_base: As in `attention_state`, for the states and for the result.
         layout: "...HLE" or "...LHE", of the outputs. `lse` is (..., Hq, L) in both.
         key_ranges: The keys of each state, to check that no key counts twice: a `range` or (start, stop), or a
             list of these for a state that was merged from others.

@@ -98,8 +98,8 @@ def varlen_attention_state(
 
     Args:
         query: (T, Hq, E). All other arguments and errors are as in `varlen_attention`.
-        sinks: (Hq,), or (N, Hq). The log-sum-exp includes them, so pass them to only one of the states.
-        lse_base: None for the natural logarithm; 2 for base 2, as in FlashInfer.
+        sinks: (Hq,), or (N, Hq), for only one of the states that you merge.
+        lse_base: As in `attention_state`.
 
     Returns:
         `output`, (T, Hq, Ev), as from `varlen_attention`, and `lse`, (Hq, T) in both layouts, in the dtype of

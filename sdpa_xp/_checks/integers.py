@@ -20,7 +20,7 @@ from .keywords import LARGEST_INTEGER, check_choice, check_integer
 from .messages import has_values, shown
 
 IntegersLike: TypeAlias = int | Sequence[int] | AnyArray
-"""Integers as a caller passes them: an int, a list, or an array of an integer dtype."""
+"""One integer or several; an array has an integer dtype."""
 
 
 class NumberStore(Protocol):

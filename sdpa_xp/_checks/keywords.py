@@ -20,7 +20,7 @@ from .arrays import LAYOUTS
 from .messages import has_values, shown, type_name
 
 Implementation: TypeAlias = Literal["xp", "native", "torch"]
-"""The portable implementation in array-API calls, a kernel of the arrays' own library, or torch's for NumPy."""
+"""The portable implementation in array-API calls, a kernel of the library, or torch's for NumPy."""
 F = TypeVar("F", bound=Callable[..., Any])
 LARGEST_INTEGER = 2**29
 """The largest integer that is accepted. Indices are int32, which every library has, and sums of an index, an

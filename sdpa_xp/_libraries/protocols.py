@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 Dtype: TypeAlias = Any
-"""A dtype of the arrays' library. Each library has its own class, and the standard names no common base."""
+"""A dtype of the arrays' library: no class is common to all libraries."""
 Device: TypeAlias = Any
 Shape: TypeAlias = tuple[int, ...]
 Chunks: TypeAlias = tuple[tuple[int, ...], ...]
