@@ -44,12 +44,12 @@ class KVCache(Cache[A]):
         capacity: The number of tokens to reserve memory for, so that `append(..., in_place=True)` copies only
             the new tokens. It needs writeable arrays (NumPy, CuPy, torch).
         layout: "...HLE", or "...LHE" with heads after the length, of all inputs and outputs.
-        rotary: A `positional.Rotary` or `positional.RotaryTables`, which rotates the keys of the prompt, keys
-            when they are appended, and queries when they attend, each by its position.
+        rotary: A `positional.Rotary` or `positional.RotaryTables`, which rotates each key and each query by its
+            position.
         rotated: Whether `key` is rotated already, such as the `key` of another cache with a rotary.
-        first_position: The position of the first token, not 0 if tokens are missing in front of it: one, or one
-            for each batch entry, as a list or an integer array that broadcasts to (...). -p for a text with p
-            tokens of padding on its left.
+        first_position: The position of the first token, such as n if n tokens are missing in front of it, or -p
+            for p tokens of padding on the left: one, or one for each batch entry, as a list or an integer array
+            that broadcasts to (...).
         positions: The position of each token, if they do not follow one another: S integers, or an integer
             array (..., S), such as the `positions` of another cache.
 
@@ -188,11 +188,11 @@ class KVCache(Cache[A]):
         Args:
             key: (..., H, n, E), with the cache's library, device and dtype.
             value: (..., H, n, Ev).
-            positions: The positions of the tokens, if they do not follow the last token, as in a draft that
-                branches: the position of the first, or n integers, or an integer array (..., n).
-            in_place: Write into the memory that `capacity` reserved. This cache does not change, but you cannot
-                append to it in place again, and torch can no longer differentiate attention that was computed
-                from it. If False, the new cache is a copy without reserved memory.
+            positions: The positions of the tokens, if they do not follow the last token: that of the first, or
+                n integers, or an integer array (..., n).
+            in_place: Write into the memory that `capacity` reserved. You cannot append to this cache in place
+                again, and torch can no longer differentiate attention that was computed from it. If False, the
+                new cache is a copy without reserved memory.
 
         Returns:
             The new cache. With `in_place`, it shares its arrays with this one.
@@ -223,8 +223,7 @@ class KVCache(Cache[A]):
     def drop_first(self, count: int) -> Self:
         """Return a cache without its first `count` tokens. The others keep their positions.
 
-        Nothing is copied. If you append in place, `cache.append(...).drop_first(1)` rolls, and a capacity of
-        twice the tokens is enough.
+        Nothing is copied. If you append in place, a capacity of twice the tokens is enough to roll.
 
         Args:
             count: From 0 to S.
@@ -349,8 +348,8 @@ class KVCache(Cache[A]):
             query: (..., Hq, L, E). All other arguments and errors are as in `scaled_dot_product_attention`.
             attn_mask: A mask or an array. A query has the position of its token, also for masks and biases:
                 `sliding_window(255, 0)` means the last 256 positions.
-            positions: The positions of the queries, if these are not the last tokens of the cache: the position
-                of the first query, or L integers, or an integer array (..., L). Pass `is_causal=False` too.
+            positions: The positions of the queries, if these are not the last tokens: that of the first, or L
+                integers, or an integer array (..., L). Pass `is_causal=False` too.
             is_causal: Query i attends to key j only if j <= i + S - L.
 
         Returns:
@@ -371,12 +370,11 @@ class KVCache(Cache[A]):
     ) -> AttentionState[A]:
         """Return what `attend` returns, and the log-sum-exp of the scores.
 
-        `merge_states(..., layout=)` merges it with states over other keys. The log-sum-exp includes the sinks,
-        so pass them to only one of the states.
+        `merge_states(..., layout=)` merges it with states over other keys. Pass sinks to only one of them.
 
         Args:
             query: (..., Hq, L, E). All other arguments and errors are as in `attend`.
-            lse_base: None for the natural logarithm; 2 for base 2, as in FlashInfer.
+            lse_base: As in `attention_state`.
 
         Returns:
             `output`, as from `attend`, and `lse`, (..., Hq, L), in the dtype of the scores.

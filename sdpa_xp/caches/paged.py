@@ -51,8 +51,8 @@ class PagedKVCache(Cache[A]):
         lengths: The tokens of each sequence: N integers, in a list or an array, static like the table.
         layout: The layout of all inputs and outputs.
         rotary: As in `KVCache`, but the keys in the pool must be rotated already.
-        first_position: The position of the first token that the cache has of each sequence: one integer, or N.
-            It is not 0 if older blocks were given back.
+        first_position: The position of the first token of each sequence: one integer, or N. It is not 0 if
+            older blocks were given back.
         positions: The position of each token, if they do not follow one another: N lists of integers.
 
     Raises:
@@ -172,9 +172,8 @@ class PagedKVCache(Cache[A]):
             value: (N, H, n, Ev), or packed like the keys.
             cu_seqlens_k: The cumulative numbers of new tokens: N + 1 integers from 0 to U. [0, 5, 5, 6] appends
                 5 tokens to the first sequence, none to the second, and one to the third.
-            positions: The positions of the tokens, if they do not follow the last token of their sequence: that
-                of the first, or n or (N, n) integers, static like the table; of packed tokens, N or U integers,
-                or N lists.
+            positions: As in `KVCache.append`: the first, or n or (N, n) integers, static like the table; of
+                packed tokens, N or U integers, or N lists.
             in_place: Write into the pool instead of copying it. Other caches over the same pool see the
                 change. The pools of keys and values must not share memory.
 
@@ -321,14 +320,12 @@ class PagedKVCache(Cache[A]):
                 All other arguments and errors are as in `scaled_dot_product_attention`.
             attn_mask: A mask, which counts positions as in `KVCache`, or an array that broadcasts to (N, Hq, L,
                 1), or to (N, Hq, 1, 1) if the queries are packed: sequences may have different S.
-            cu_seqlens_q: The cumulative numbers of queries: N + 1 integers from 0 to T, as for
-                `varlen_attention`. A sequence may have no query.
-            positions: The positions of the queries, if these are not the last tokens of their sequences: that
-                of the first, or L or (N, L) integers, static like the table; of packed queries, N or T
-                integers, or N lists. Pass `is_causal=False` too.
+            cu_seqlens_q: As in `varlen_attention`; a sequence may have no query.
+            positions: As in `KVCache.attend`: the first, or L or (N, L) integers, static like the table; of
+                packed queries, N or T integers, or N lists.
             bias: A bias, or an array that broadcasts like one as `attn_mask`.
             is_causal: Query i attends to key j only if j <= i + length - L.
-            scale: A number, or an array that broadcasts like one as `attn_mask`.
+            scale: A number, or an array likewise.
             sinks: (N, Hq) or (Hq,).
 
         Returns:
@@ -353,7 +350,7 @@ class PagedKVCache(Cache[A]):
 
         Args:
             query: (N, Hq, L, E), or packed. All other arguments and errors are as in `attend`.
-            lse_base: None for the natural logarithm; 2 for base 2, as in FlashInfer.
+            lse_base: As in `attention_state`.
 
         Returns:
             `output`, as from `attend`, and `lse`, (N, Hq, L), or (Hq, T) if the queries are packed, in the

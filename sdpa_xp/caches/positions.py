@@ -20,7 +20,7 @@ from ..positional.positions import ArrayFactory, Consecutive, PositionsLike, are
 from ..positional.rotation import Positions
 
 TokenPositionsLike: TypeAlias = int | PositionsLike | Sequence[Sequence[int]]
-"""The positions of some tokens as a caller passes them: the first, or all."""
+"""The position of the first token, or of all."""
 
 
 def factory_like(function: str, array: Array) -> ArrayFactory:
