@@ -40,8 +40,7 @@ def relative(
         bidirectional: Whether later keys have their own half of the buckets, as in an encoder. If not, they
             share the bucket of distance 0.
         max_distance: The distance at which the last bucket begins.
-        offset: The position of the first query among the keys: one integer for all batch entries, or
-            "lower_right" for S - L.
+        offset: As for `masks.causal`: one integer for all batch entries, or "lower_right".
 
     Returns:
         The bias. T5 uses it with `scale=1`.

@@ -27,9 +27,9 @@ def alibi(
     Args:
         slopes: The number of query heads, which gives the slopes of the paper; or the slopes themselves, as a
             list of Hq numbers or a floating array (..., Hq).
-        offset: The position of the first query among the keys: an integer, one for each batch entry, or
-            "lower_right" for S - L, as in flash-attention. If no query may attend to a key after its position,
-            the offset changes no output, because it shifts all scores of a row by the same number.
+        offset: As for `masks.causal`; flash-attention has "lower_right". If no query may attend to a key after
+            its position, the offset changes no output, because it shifts all scores of a row by the same
+            number.
 
     Raises:
         TypeError: The slopes are not numbers, the offset is not an integer, or an array has another library.

@@ -23,7 +23,7 @@ What `MultiHeadAttention` computes, with the shape of each array (in self-attent
                          (..., L, out_dim)                       the call
 
 Each W is stored transposed, (out, in), as in files of torch. A layer calls `scaled_dot_product_attention`, so
-no L x S array is built. `SingleHeadAttention` has one head, and no projection at the end.
+no L x S array is built.
 
 Create a layer with `init(rng, ...)`, `from_torch`, `from_mapping`, or from `Linear` projections. A layer never
 changes: `with_parameters` returns one with other arrays, also inside jax.grad, and `to` a copy in another

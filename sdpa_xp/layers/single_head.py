@@ -81,7 +81,7 @@ class SingleHeadAttention(Attention):
     def from_mapping(
         cls, mapping: Mapping[str, AnyArray], prefix: str = "", *, names: Mapping[str, str] | None = None
     ) -> Self:
-        """Create a layer from arrays by name, such as the arrays of a safetensors file. They are not copied.
+        """Create a layer from arrays by name, which are not copied.
 
         Args:
             mapping: Arrays by name. All other arguments and errors are as in

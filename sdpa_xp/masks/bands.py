@@ -23,10 +23,9 @@ def causal(offset: IntegersLike | Literal["lower_right"] = 0) -> Mask:
             1 1 1 0 0             1 1 1 1 1
 
     Args:
-        offset: The position of the first query among the keys. 0 aligns the upper left corner, as
-            `is_causal=True` does. "lower_right" is S - L: the last query attends to all keys, as if the queries
-            continued a cache. Or any integer, or one for each batch entry, as a list or an integer array that
-            broadcasts to (...).
+        offset: The position of the first query among the keys: 0 aligns the upper left corner, as
+            `is_causal=True` does, and "lower_right", S - L, lets the last query attend to all keys. Or any
+            integer, or one for each batch entry, as a list or an integer array that broadcasts to (...).
 
     Raises:
         TypeError: The offset is not an integer.
@@ -130,7 +129,7 @@ def dilated(step: int) -> Mask:
         step: The distance between keys attended to, at least 1. 1 attends to every key.
 
     Returns:
-        The mask. By itself it saves no work, because every tile has some pairs that may attend.
+        The mask. By itself it saves no work, because every tile has pairs that may attend.
 
     Raises:
         TypeError: `step` is not an integer.

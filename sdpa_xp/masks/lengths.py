@@ -22,8 +22,7 @@ def padding(key_lengths: IntegersLike | None, query_lengths: IntegersLike | None
         key_lengths: The number of real keys among the S; the keys after them are padding. One integer for
             each batch entry, as a list or an integer array that broadcasts to (...), or one for all. 0 is
             allowed. None means that all keys are real. With a cache, count past and new tokens together.
-        query_lengths: The number of real queries among the L, in the same forms. The queries after them attend
-            to no key, so their output is 0.
+        query_lengths: The number of real queries among the L, in the same forms. The output of the others is 0.
 
     Returns:
         The mask. Padding may hold any values, including NaN.

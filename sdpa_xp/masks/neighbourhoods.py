@@ -45,8 +45,7 @@ def neighbourhood(
     Args:
         shape: The number of places along each axis, such as (height, width) of an image. The tokens lie in C
             order: the last axis changes fastest. L and S are at most the product: the first places.
-        radius: How far a token sees on either side: 3 is a window of 7. One number for all axes, or one for
-            each.
+        radius: How far a token sees on either side: 3 is a window of 7. One number, or one for each axis.
         dilation: The distance between neighbours, at least 1, likewise.
         periodic: Whether the last place of an axis lies beside its first, as longitudes do, likewise.
         borders: At the ends of an axis that is not periodic, "shifted" moves the window inwards, as in NATTEN;

@@ -67,8 +67,7 @@ def learned(table: A, positions: PositionsLike | int) -> A:
 
     Args:
         table: (P, width), floating, for P positions.
-        positions: The integer L, for the first L rows; or the positions as a range, a list or an integer array
-            of any shape (...).
+        positions: As in `sinusoidal`; an array has integers.
 
     Returns:
         (..., width), to add to embeddings, with the table's library, device and dtype.

@@ -25,7 +25,7 @@ from .._libraries.protocols import AnyArray, Array, Device, Namespace
 from ..errors import ArgumentTypeError
 
 PositionsLike: TypeAlias = range | Sequence[int] | AnyArray
-"""Positions as a caller passes them: one integer for each token, or an array of numbers."""
+"""One integer for each token, or an array of numbers."""
 
 
 class Consecutive(NamedTuple):

@@ -93,7 +93,7 @@ class Rotary(Rotation):
 class RotaryTables(Rotation):
     """A rotary embedding by your own cosines and sines, one row for each position.
 
-    It is used like a `Rotary`, also in `KVCache` and `PagedKVCache`.
+    It is used like a `Rotary`.
 
     Args:
         cos: (P, width / 2), floating, for P positions; with one row of each batch entry, (..., P, width / 2).

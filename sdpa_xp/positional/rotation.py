@@ -48,9 +48,9 @@ class Rotation(Tree, Immutable, ABC):
 
         Args:
             x: (..., H, L, E), or (L, E).
-            positions: The position of the first token, if the others follow one by one. Or the positions of all
-                L tokens, as a range, a list or an array, which may have one row for each batch entry, (..., L).
-            layout: The layout of `x`: "...HLE", or "...LHE" with heads after the length.
+            positions: The position of the first token, if the others follow one by one; or a range, a list or
+                an array of all L positions, (L,), or (..., L) with a row for each batch entry.
+            layout: "...HLE", or "...LHE" with heads after the length.
 
         Returns:
             An array with the shape, library, device and dtype of `x`.
@@ -80,8 +80,7 @@ class Rotation(Tree, Immutable, ABC):
 
         Args:
             positions: A range, a list or an array of any shape (...).
-            like: An array with the library, device and dtype of the result. By default these are those of your
-                own tables, or, for a `Rotary`, as in `sinusoidal`.
+            like: As in `sinusoidal`; by default, the result of your own tables is like them.
 
         Returns:
             Cosines and sines, each (..., width / 2), multiplied by the `magnitude` of the scaling.

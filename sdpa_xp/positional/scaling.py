@@ -88,7 +88,7 @@ class NTKScaling(Scaling):
     """A scaling by a larger base: the highest frequency stays, and the lowest is divided by `factor`.
 
     Args:
-        factor: The length of the sequences, divided by the length in training.
+        factor: As for `LinearScaling`.
 
     Examples:
         >>> from sdpa_xp import positional
@@ -116,7 +116,7 @@ class Llama3Scaling(Scaling):
     """A scaling that divides low frequencies by `factor` and keeps high frequencies, as in Llama 3.
 
     Args:
-        factor: The length of the sequences, divided by the length in training.
+        factor: As for `LinearScaling`.
         original_length: The length of the sequences in training.
         low_freq_factor: A frequency is divided if it makes at most this number of turns within
             `original_length`.
@@ -161,8 +161,8 @@ class YaRNScaling(Scaling):
     pair.
 
     Args:
-        factor: The length of the sequences, divided by the length in training.
-        original_length: The length of the sequences in training.
+        factor: As for `LinearScaling`.
+        original_length: As for `Llama3Scaling`.
         beta_fast: As `high_freq_factor` of `Llama3Scaling`.
         beta_slow: As `low_freq_factor` of `Llama3Scaling`.
         attention_factor: The `magnitude`. None means 0.1 ln(factor) + 1.
