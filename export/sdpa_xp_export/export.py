@@ -54,8 +54,8 @@ def export_attention(
 
     The inputs of the graph have the names of the arguments, and its output is `output`. It follows the contract
     of the library, as inside a jit: a NaN that any query attends to may reach all rows of its head and batch
-    entry. Heads and widths are integers; any other length may be a name. Letters are those of
-    the library; `P` is the length of a cache.
+    entry. Heads and widths are integers; any other length may be a name. Letters are those of the library; `P`
+    is the length of a cache.
 
     Args:
         query: float16, bfloat16, float32 or float64, (..., Hq, L, E).
@@ -63,8 +63,7 @@ def export_attention(
         value: The same dtype, (..., H, S, Ev).
         attn_mask: A mask of `sdpa_xp.masks`, with specs instead of arrays, which become inputs with the names
             of its arguments; or a spec that broadcasts to (..., Hq, L, S), "bool" or of the query's dtype.
-        bias: A bias of `sdpa_xp.biases`, with specs instead of arrays; or a spec that broadcasts to (..., Hq,
-            L, S).
+        bias: A bias of `sdpa_xp.biases`, likewise; or a spec that broadcasts to (..., Hq, L, S).
         is_causal: Query i attends to key j only if j <= i; with a cache, j <= i + S - L; with `past_lengths`,
             j <= i + past_lengths[b].
         scale: A finite number, default 1 / sqrt(E); or a spec that broadcasts to (..., Hq, L, 1).
@@ -73,9 +72,9 @@ def export_attention(
         dropout_p: Must be 0, since a graph draws no random numbers.
         softmax_dtype: None, or "float64" to compute float32 inputs in float64.
         layout: "...HLE", or "...LHE" with the head axis after the length.
-        past_key: A cache, (..., H, P, E), to which the new keys are appended. S is then "P+L", and the queries
-            are the last L tokens. The graph returns the joined cache as `present_key`. P may be 0 in a run.
-        past_value: (..., H, P, Ev). Joined in `present_value`.
+        past_key: A cache, (..., H, P, E), to which the new keys are appended; the graph returns both as
+            `present_key`. S is then "P+L", and the queries are the last L tokens. P may be 0 in a run.
+        past_value: (..., H, P, Ev), likewise, with `present_value`.
         past_lengths: An integer spec, (B,), for a cache with free space: the number of tokens in it. S is then
             P, the capacity, and `present_key` has P rows, with the new tokens after those in the cache. After a
             run, add the number of new real tokens. On the CPU, a run fails if the new tokens do not fit; a
@@ -89,12 +88,12 @@ def export_attention(
         opset: 23 to 25 for "attention", by default 23, or 24 with key lengths; 17 to 25 for the others, by
             default 18. 25 needs onnxruntime 1.32; windows are then attributes of Attention.
         runtime: The oldest onnxruntime that will run the file, from 1.23 on, and its provider, such as
-            "onnxruntime>=1.28;cpu": cpu, cuda, or in a browser wasm (WebAssembly), webgpu, or web, which is
-            correct on both; also onnxruntime's own names. The newest release that was tried is 1.32.0; newer
-            ones are assumed to compute the same. On cuda no graph was run; open a session with {"use_tf32":
-            "0"}. In browsers there is no bfloat16. "openvino>=2026.4;cpu" is for OpenVINO, without float64 and
-            with INFERENCE_PRECISION_HINT="f32". "onnx" is for any program with ONNX's operators, and has no
-            node of com.microsoft. Not each is right: onnxruntime computes a float64 Attention in float32.
+            "onnxruntime>=1.28;cpu": cpu, cuda (where no graph was run; open a session with {"use_tf32": "0"}),
+            or in a browser, without bfloat16, wasm (WebAssembly), webgpu, or web, which is correct on both;
+            also onnxruntime's own names. Releases after 1.32.0 were not tried, and are assumed to compute the
+            same. "openvino>=2026.4;cpu" is for OpenVINO, without float64 and with
+            INFERENCE_PRECISION_HINT="f32". "onnx" is for any other program, without operators of com.microsoft;
+            not each is right: onnxruntime computes a float64 Attention in float32.
 
     Returns:
         The model, which has passed the full onnx.checker; a `LargeModel` with more than 1.75 GiB of

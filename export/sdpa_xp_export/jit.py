@@ -69,15 +69,15 @@ def jit(
 
     The first call with a signature writes the graph of the layer, as `to_onnx` does, and opens a session, which
     later calls run. A signature has the dtypes and axes of the arrays, which lengths are equal or fixed, and
-    all arguments that are not arrays. A length stays open if the layer allows it; one that it uses as a Python
-    number, a length of 1 in the first call, and the heads and the width of attention are fixed.
+    all arguments that are not arrays. All lengths stay open but those that the layer uses as Python numbers, a
+    length of 1 in the first call, and the heads and the width of attention.
 
     The graph contains the weights. Each call checks whether the layer holds the same objects as when the graph
     was written, in attributes, containers, closures and globals, and whether torch has counted a write into a
-    tensor; after a change it writes the graph again. Call `refresh()` of the result after other writes into the
-    memory of an array. A layer that changes what it computes with is traced in each call. What it changes
-    without an effect on the graph, such as a counter or a random generator, stays as it was when the graph was
-    written.
+    tensor; after a change it writes the graph again. After any other write into the memory of an array, call
+    `refresh()` of the result: into a NumPy array, or in torch by `tensor.data`, a fused optimizer or inference
+    mode. A layer that changes what it computes with is traced in each call. What it changes without an effect
+    on the graph, such as a counter or a random generator, stays as it was when the graph was written.
 
     Each Python number is part of a signature. Pass one that often changes, such as a position, as an array
     without axes.

@@ -159,15 +159,14 @@ class LayerReport(Immutable):
     onnxruntime: str
     """The release of onnxruntime that ran the model; empty if another engine ran it."""
     notes: tuple[str, ...]
-    """What may explain a failure: another engine, release or provider than the model's; another call; missing
-    arguments; why the reference is not in float64; a provider that was left out; or an earlier verdict."""
+    """What may explain a failure, such as another engine, release or call than the model's, why the reference
+    is not in float64, a provider that was left out, or an earlier verdict."""
     runs: tuple[Run, ...]
     """One entry for each output of each run."""
     placements: tuple[Placement, ...]
     """The nodes that ran."""
     left_out: tuple[str, ...]
-    """What was not tested, with the reason: lengths for which a layer raised an error, or a run would have too
-    many scores."""
+    """What was not tested, with the reason, such as lengths for which a layer raised an error."""
     engine: str = field(default="", kw_only=True)
     """What ran the model, and its release, such as `onnxruntime 1.31.1`."""
     runtime: str = field(default="", kw_only=True)

@@ -80,13 +80,13 @@ def verify(
             and also CUDA, with `use_tf32=0`, if it starts on this machine.
         engine: What runs the model: "onnxruntime", "openvino" (in float32), or "reference", ONNX's own
             evaluator in NumPy, which computes what the standard says and is slow.
-        seed: The seed of the random inputs and lengths, to repeat the runs of a report, which names it.
+        seed: The seed of the random inputs and lengths, to repeat the runs of a report.
         attn_mask: The mask that the model was exported with, if it contains a `from_function` or a class of
             your own, which cannot be written to the metadata.
         bias: The bias, likewise.
         thorough: If True, try many more lengths, scores and rows, which takes minutes.
-        watch: A function that is called after each run with the numbers of runs so far and of all runs, and
-            the lengths and the provider of the run.
+        watch: A function that is called after each run with the number of runs so far, that of all runs, and
+            the lengths and provider of this one.
         timeout: The most seconds for all runs together. The model runs in a process of its own, which ends at a
             limit, or with Ctrl-C.
         memory: The most bytes that the model may take there, not on a GPU: by default 8 GiB and four times the
@@ -194,12 +194,11 @@ def verify_layer(
         layer: The layer that the model was exported from: any function, method or object, with weights of any
             library, which are copied to float64. If the layer has no result in float64, the reference has its
             own dtype, and a note in the report says why.
-        draw: Functions by the name of an input. `draw[name](rng, shape)` returns the values of this input, and
-            `draw[name](rng, shape, lengths)` also gets the lengths of the run by name. By default floats are
-            normal, three of four booleans are True, and integers fit their use, such as lengths that a mask
-            accepts.
+        draw: Functions by the name of an input: `draw[name](rng, shape)`, or `draw[name](rng, shape, lengths)`
+            with the lengths of the run by name, returns its values. By default floats are normal, three of four
+            booleans are True, and integers fit their use, such as lengths that a mask accepts.
         timeout: The most seconds that the engine may take. The calls of the layer have no limit.
-        memory: The most bytes that the engine may take. The calls of the layer have no limit.
+        memory: The most bytes, likewise.
         golden: A file to write if the model agrees, with the inputs of these runs and the results of the layer,
             of up to 16 MiB each. `sdpa-xp verify --golden` repeats them where the layer's code is not.
         overwrite: Whether an existing file `golden` may be replaced.
