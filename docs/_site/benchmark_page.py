@@ -55,9 +55,7 @@ def at_a_glance() -> Iterator[str]:
         f"On NumPy, sdpa_xp takes {to_torch['all pairs'].median:.2f} times as long as torch's attention, "
         f"and {to_torch['causal'].median:.2f} times with a causal mask. It is {to_formula.low:.1f} to "
         f"{to_formula.high:.1f} times as fast as the textbook formula, and needs {ours.median:.1f} MB "
-        f"above its inputs and output, the formula {formula.median:,.0f} MB. On torch it calls torch's "
-        "kernel, on JAX it compiles its own tiles, and an exported graph runs in onnxruntime without "
-        "Python."
+        f"above its inputs and output, the formula {formula.median:,.0f} MB."
     )
     missed = [line for line in report.bars(rows) if "**no**" in line]
     yield (
