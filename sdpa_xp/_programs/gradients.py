@@ -21,9 +21,9 @@ from typing import Literal, NamedTuple, TypeAlias, cast
 from .._libraries import astype_if_needed, joint_access, library_of
 from .._libraries.protocols import Array, Namespace
 from .._run.buffers import exp_minus, minus, times
-from .._run.executors import Repairable, run_right
+from .._run.executors import run_right
 from .._run.products import is_finite, key_leading_slice, matmul_grouped, matmul_over_group
-from .._run.results import Results
+from .._run.program import Repairable, Results
 from .._sources import KeyValueSource
 from .._tiles.on_device import Questions
 from .._tiles.plan import plan_tiles

@@ -13,9 +13,9 @@ from typing import Self, TypeAlias
 
 from .._libraries import astype_if_needed
 from .._libraries.protocols import Array, Dtype
-from .._run.executors import Repairable, joins, run, run_right, runs_at_once
+from .._run.executors import joins, run, run_right, runs_at_once
 from .._run.products import NonfiniteGuard, are_finite, key_leading_slice
-from .._run.results import Results
+from .._run.program import Repairable, Results
 from .._sources import KeyValueSource, PagedSource
 from .._tiles import tuning
 from .._tiles.plan import Plan, plan_recomputed
@@ -52,13 +52,26 @@ class OutputProgram(Repairable):
             else:
                 result.put(rows, computed.named(self.scores.xp, name))
 
+    def at_once(self) -> dict[str, Array]:
+        """Return the targets of a small call: an executor would take as long again."""
+        xp, rows = self.scores.xp, range(self.plan.queries)
+        computed = self.of_rows(self.scores, self.value, self.plan, rows, self.guard)
+        dtype = self.targets["output"].dtype
+        results = {name: computed.named(xp, name) for name in self.targets}
+        return results | {"output": astype_if_needed(xp, computed.output, dtype)}
+
     def guarded(self) -> Self:
         return replace(self, guard="columns")
 
     def known_right(self, *, looks: bool) -> Self | None:
         if looks:
             scores = self.scores if self.plan.is_one_tile else self.scores.for_tiles()
-            return replace(self, scores=scores, of_rows=attend_readable)
+            if not self.grid.is_reproducible:
+                return replace(self, scores=scores, of_rows=attend_readable)
+            from . import reproducible  # few programs need it
+
+            plan = reproducible.aligned(scores, self.plan)
+            return replace(self, scores=scores, plan=plan, of_rows=reproducible.attend_rows)
         finite = self.scores.options.finite_inputs
         if "checksum" in self.targets:  # who asks for it looks at it
             return self
@@ -141,24 +154,15 @@ def attend(
     # What lies behind the last token of a paged sequence may be NaN, which would cost a second pass.
     may_have_nan = grid.padding is not None and isinstance(value, PagedSource)
     guard: NonfiniteGuard = "columns" if may_have_nan else "none"
-    if runs_at_once(plan, grid):
-        # A program would take as long again.
-        computed = attend_readable(scores, value, plan, range(plan.queries), guard)
-        results: dict[str, Array] = {name: computed.named(scores.xp, name) for name in names}
-        results["output"] = astype_if_needed(scores.xp, computed.output, dtype)
-        return results
     targets = {"output": Target((*shape, value.width), ("rows", None), dtype=dtype)}
     widths = {"lse": 1, "lse_parts": 2}
     targets |= {name: Target((*shape, widths[name]), ("rows", None)) for name in names if name in widths}
     program = OutputProgram(scores, plan_recomputed(plan, grid), targets, value, guard)
+    if runs_at_once(plan, grid):
+        return replace(program, of_rows=attend_readable).at_once()
     outs = {} if out is None else {"output": out}
-    if grid.is_reproducible:
-        from . import reproducible  # few programs need it
-
-        scores = scores if plan.is_one_tile else scores.for_tiles()
-        plan = reproducible.aligned(scores, plan)
-        return run(replace(program, scores=scores, plan=plan, of_rows=reproducible.attend_rows), outs)
-    if plan.tries_without_maximum and not scores.options.has_functions and scores.options.sinks is None:
+    may_try = not (grid.is_reproducible or scores.options.has_functions or scores.options.sinks is not None)
+    if plan.tries_without_maximum and may_try:
         attempt = UnshiftedProgram(scores.for_tiles(), plan, targets, value, guard)
         outs = run(attempt, outs)
         if not attempt.failed:

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias, cast
 
 from .._libraries.protocols import Array, Namespace
-from .._run.executors import Program, joins, run
+from .._run.executors import joins, run
 from .._run.products import avoid_zero_sum, finite_shift
-from .._run.results import Results, between_zeros
+from .._run.program import Program, Results, between_zeros
 from .._tiles.plan import Plan
 from .._tiles.tile import Target, Tile
 from .scores import Scores

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 
 from .._libraries.protocols import Array, Dtype
-from .._run.executors import Program, run
+from .._run.executors import run
 from .._run.products import avoid_zero_sum, finite_shift
-from .._run.results import Results
+from .._run.program import Program, Results
 from .._tiles.plan import Plan
 from .._tiles.tile import Allowed, Target
 from .scores import Scores

@@ -3,7 +3,7 @@
     executors  run a program: at once, in threads or in loops, and again where a masked NaN got in
     bands      of queries, each a loop of a compiler
     threads    of this process, with BLAS held to one
-    results    where programs put what they compute
+    program    what a program says, and where it puts what it computes
     products   with keys and values, whose heads a group shares; rows without keys
     buffers    the memory of tiles, and operations in it
 

@@ -12,107 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from functools import cache, partial, reduce
+from dataclasses import replace
+from functools import cache, partial
 from itertools import product
-from operator import add
-from typing import ClassVar, Protocol, Self
 
 from .._libraries import computing
 from .._libraries.protocols import Array, Shape
 from .._tiles.plan import Plan, Task
 from .._tiles.score_grid import ScoreGrid
-from .._tiles.tile import LeadingSlice, RowBlock, Target, Tile
+from .._tiles.tile import LeadingSlice, Target
 from . import threads
-from .bands import compute_band, row_bands
-from .buffers import CallBuffers, call_buffers
-from .results import JoinedResult, Results, WrittenResult, between_zeros, joined
-
-
-class TiledScores(Protocol):
-    """The scores of a program, as an executor knows them."""
-
-    @property
-    def grid(self) -> ScoreGrid: ...
-    @property
-    def query(self) -> Array: ...
-    @property
-    def may_be_kept(self) -> bool:
-        """Whether a function may keep the scores of a tile."""
-
-    def tile(self, rows: range, columns: range) -> Tile: ...
-    def key_range(self, rows: range) -> range:
-        """Return the keys that some queries may attend, in one piece."""
-
-    def slice_leading(self, leading: LeadingSlice) -> Self:
-        """Return the scores of some batch entries and heads."""
-
-    def in_block(self, block: RowBlock) -> Self:
-        """Return the scores of an iteration of a loop."""
-
-    def in_memory(self, buffers: CallBuffers | None, *, shares_tiles: bool) -> Self:
-        """Return the scores of many tiles, in buffers if there are some."""
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """What is computed from the tiles of a call."""
-
-    scores: TiledScores
-    plan: Plan
-    targets: Mapping[str, Target]
-    """The arrays that are computed, by name."""
-    shares_tiles: ClassVar[bool] = True
-    """Whether the answers of a mask are kept for the heads of a range of queries, which takes memory."""
-
-    @property
-    def grid(self) -> ScoreGrid:
-        return self.scores.grid
-
-    @property
-    def keeps_scores(self) -> bool:
-        """Whether the scores of a tile are needed after the next one is computed: then no buffer holds them."""
-        return self.scores.may_be_kept
-
-    @property
-    def is_recomputed(self) -> bool:
-        """Whether a library that records it computes each range again for its gradients, to keep less.
-
-        Functions of the caller may read arrays that need gradients, too; so all that is recorded is asked.
-        """
-        return False
-
-    def add_rows(self, results: Results, rows: range) -> None:
-        """Add what a range of queries contributes, or set its rows."""
-        raise NotImplementedError
-
-    def slice_leading(self, leading: LeadingSlice) -> Self:
-        """Return the program of some batch entries and heads, with the same targets."""
-        return replace(self, scores=self.scores.slice_leading(leading))
-
-
-@dataclass(frozen=True, slots=True)
-class Repairable(Program):
-    """A program that is computed without a guard first, since a guard takes more products."""
-
-    def guarded(self) -> Self:
-        """Return the program with a guard, which is right whatever its inputs hold."""
-        raise NotImplementedError
-
-    def known_right(self, *, looks: bool) -> Self | None:
-        """Return the program whose results need no look; None if a look at all of them tells what is wrong.
-
-        With `looks` it may look at each of its ranges itself.
-        """
-        raise NotImplementedError
-
-    def checked(self) -> Self:
-        """Return the program with what `repaired` looks at."""
-        return self
-
-    def repaired(self, results: dict[str, Array]) -> Program | None:
-        """Return the program that computes wrong `results` of `checked` again; None if all are right."""
-        raise NotImplementedError
+from .bands import run_in_loops
+from .buffers import call_buffers
+from .program import Program, Repairable, WrittenResult, in_pieces, joined
 
 
 def run(program: Program, outs: Mapping[str, Array] | None = None) -> dict[str, Array]:
@@ -123,7 +35,7 @@ def run(program: Program, outs: Mapping[str, Array] | None = None) -> dict[str, 
     """
     plan, grid = program.plan, program.grid
     if plan.is_loop:
-        return _run_in_loops(program)
+        return run_in_loops(program)
     if joins(plan, grid):
         return _run_and_join(program)
     with nullcontext() if program.keeps_scores else call_buffers(grid) as buffers:
@@ -163,7 +75,7 @@ def _run_and_join(program: Program) -> dict[str, Array]:
     if any("columns" in target.axes for target in program.targets.values()):
         keys = range(plan.keys)
         columns = [*plan.column_ranges(keys)] or [keys]  # or one piece of no element
-    results = _in_pieces(program, ranges, columns)
+    results = in_pieces(program, ranges, columns)
     autograd = None if grid.access.is_traced or grid.access.is_writeable else grid.library.autograd
     for rows in ranges:
         if autograd is not None and program.is_recomputed:
@@ -177,14 +89,9 @@ def _run_and_join(program: Program) -> dict[str, Array]:
 
 def _compute_rows(program: Program, rows: range) -> dict[str, Array]:
     """Return what a range of queries contributes to targets without columns."""
-    results = _in_pieces(program, [rows], [])
+    results = in_pieces(program, [rows], [])
     program.add_rows(results, rows)
     return joined(results)
-
-
-def _in_pieces(program: Program, rows: Sequence[range], columns: Sequence[range]) -> dict[str, JoinedResult]:
-    grid = program.grid
-    return {name: JoinedResult(target, grid, rows, columns) for name, target in program.targets.items()}
 
 
 def _run_in_tasks(program: Program, outs: Mapping[str, Array]) -> dict[str, Array]:
@@ -239,48 +146,6 @@ def _summing_tasks(plan: Plan, targets: Sequence[Target], grid: ScoreGrid) -> li
     groups = _independent_groups(plan.leading_slices, targets, grid.leading_shape)
     shares = plan.shares(len(groups))
     return [Task(group, ranges, plan, number) for group in groups for number, ranges in enumerate(shares)]
-
-
-def _run_in_loops(program: Program) -> dict[str, Array]:
-    """Return the targets of a call whose values cannot be read, in loops that the compiler keeps."""
-    ranges = row_bands(program.grid, program.plan, program.scores.key_range)
-    bands = [_run_band(program, band) for band in ranges]
-    if len(bands) == 1:
-        return bands[0]
-    join = partial(program.grid.xp.concat, axis=-2)
-    return {
-        name: (join if target.axes[0] == "rows" else partial(reduce, add))([band[name] for band in bands])
-        for name, target in program.targets.items()
-    }
-
-
-def _run_band(program: Program, band: range) -> dict[str, Array]:
-    """Return the sums over a band of queries, or its rows of what has a row for each query."""
-    targets, scores = program.targets, program.scores
-    columns, plan = scores.key_range(band) or range(0), program.plan  # an empty one may begin anywhere
-    of_rows = [name for name, target in targets.items() if target.axes[0] == "rows"]
-    has_sums = len(of_rows) < len(targets)
-    if has_sums:  # over the keys of the band at once
-        plan = replace(plan, columns=max(1, len(columns)), align=1)
-
-    def compute(block: RowBlock) -> tuple[dict[str, Array], list[Array]]:
-        results = _in_pieces(program, [range(band.start, band.start + block.length)], [columns])
-        replace(program, plan=plan, scores=scores.in_block(block)).add_rows(results, band)
-        sums = joined(results)
-        return sums, [sums.pop(name) for name in of_rows]
-
-    sums, others = compute_band(program.grid, plan, band, compute, has_sums=has_sums)
-    sums |= zip(of_rows, others, strict=True)
-    return {
-        name: _in_all_columns(program.grid, x, targets[name], columns, plan.keys) for name, x in sums.items()
-    }
-
-
-def _in_all_columns(grid: ScoreGrid, array: Array, target: Target, columns: range, keys: int) -> Array:
-    """Return the sum of a target from its part of some keys: 0 for the others."""
-    if "columns" not in target.axes or len(columns) == keys:
-        return array
-    return between_zeros(grid, array, target.axes.index("columns") - 2, columns.start, keys - columns.stop)
 
 
 def _independent_groups(

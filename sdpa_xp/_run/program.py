@@ -1,17 +1,24 @@
-"""Where programs put what they compute: into an array that can be written to, or into pieces of one.
+"""A program: the tiles that it reads, what it computes of them, and the results in which it puts that.
 
-A result is an array of its own: no other result, and nothing else, has its memory.
+A program has targets, and says what a range of queries adds to each. It does not know who runs it, and an
+executor does not know what it computes.
+
+A result is an array that can be written to, or pieces of one. It is an array of its own: no other result, and
+nothing else, has its memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple, Protocol, Self, TypeAlias
 
 from .._libraries import astype_if_needed
 from .._libraries.protocols import Array, Dtype, Namespace, Shape
+from .._tiles.plan import Plan
 from .._tiles.score_grid import ScoreGrid
-from .._tiles.tile import Target, Tile
+from .._tiles.tile import LeadingSlice, RowBlock, Target, Tile
+from .buffers import CallBuffers
 
 
 class Result(Protocol):
@@ -98,6 +105,98 @@ class JoinedResult:
             lengths = zip(self.target.axes, (m, n), shape[-2:], strict=True)
             shape = (*shape[:-2], *(len(part) if axis else whole for axis, part, whole in lengths))
         return self.grid.xp.zeros(shape, dtype=self._dtype, device=self.grid.device)
+
+
+class TiledScores(Protocol):
+    """The scores of a program, as an executor knows them."""
+
+    @property
+    def grid(self) -> ScoreGrid: ...
+    @property
+    def query(self) -> Array: ...
+    @property
+    def may_be_kept(self) -> bool:
+        """Whether a function may keep the scores of a tile."""
+
+    def tile(self, rows: range, columns: range) -> Tile: ...
+    def key_range(self, rows: range) -> range:
+        """Return the keys that some queries may attend, in one piece."""
+
+    def slice_leading(self, leading: LeadingSlice) -> Self:
+        """Return the scores of some batch entries and heads."""
+
+    def in_block(self, block: RowBlock) -> Self:
+        """Return the scores of an iteration of a loop."""
+
+    def in_memory(self, buffers: CallBuffers | None, *, shares_tiles: bool) -> Self:
+        """Return the scores of many tiles, in buffers if there are some."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What is computed from the tiles of a call."""
+
+    scores: TiledScores
+    plan: Plan
+    targets: Mapping[str, Target]
+    """The arrays that are computed, by name."""
+    shares_tiles: ClassVar[bool] = True
+    """Whether the answers of a mask are kept for the heads of a range of queries, which takes memory."""
+
+    @property
+    def grid(self) -> ScoreGrid:
+        return self.scores.grid
+
+    @property
+    def keeps_scores(self) -> bool:
+        """Whether the scores of a tile are needed after the next one is computed: then no buffer holds them."""
+        return self.scores.may_be_kept
+
+    @property
+    def is_recomputed(self) -> bool:
+        """Whether a library that records it computes each range again for its gradients, to keep less.
+
+        Functions of the caller may read arrays that need gradients, too; so all that is recorded is asked.
+        """
+        return False
+
+    def add_rows(self, results: Results, rows: range) -> None:
+        """Add what a range of queries contributes, or set its rows."""
+        raise NotImplementedError
+
+    def slice_leading(self, leading: LeadingSlice) -> Self:
+        """Return the program of some batch entries and heads, with the same targets."""
+        return replace(self, scores=self.scores.slice_leading(leading))
+
+
+@dataclass(frozen=True, slots=True)
+class Repairable(Program):
+    """A program that is computed without a guard first, since a guard takes more products."""
+
+    def guarded(self) -> Self:
+        """Return the program with a guard, which is right whatever its inputs hold."""
+        raise NotImplementedError
+
+    def known_right(self, *, looks: bool) -> Self | None:
+        """Return the program whose results need no look; None if a look at all of them tells what is wrong.
+
+        With `looks` it may look at each of its ranges itself.
+        """
+        raise NotImplementedError
+
+    def checked(self) -> Self:
+        """Return the program with what `repaired` looks at."""
+        return self
+
+    def repaired(self, results: dict[str, Array]) -> Program | None:
+        """Return the program that computes wrong `results` of `checked` again; None if all are right."""
+        raise NotImplementedError
+
+
+def in_pieces(program: Program, rows: Sequence[range], columns: Sequence[range]) -> dict[str, JoinedResult]:
+    """Return results in pieces for the targets of a program."""
+    grid = program.grid
+    return {name: JoinedResult(target, grid, rows, columns) for name, target in program.targets.items()}
 
 
 def joined(results: Mapping[str, JoinedResult]) -> dict[str, Array]:
