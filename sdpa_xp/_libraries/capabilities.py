@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, cast
 
 from .protocols import Access, Array, Chunks, Device
 
 T = TypeVar("T")
+Compute: TypeAlias = Callable[..., Array]
+"""Returns an output of arrays."""
+Tangent: TypeAlias = Callable[[Sequence[Array], Array, Sequence[Array | None]], Array]
+"""Returns how an output moves: of the arrays, the output, and how each array moves."""
 
 
 class Generators:
@@ -82,13 +86,7 @@ class TangentRules(Protocol):
     def constant(self, array: Array) -> Array:
         """Return `array`, whose derivative is 0."""
 
-    def define(
-        self,
-        compute: Callable[..., Array],
-        tangent: Callable[[Sequence[Array], Array, Sequence[Array | None]], Array],
-        *arrays: Array,
-        of_pairs: bool = False,
-    ) -> Array:
+    def define(self, compute: Compute, tangent: Tangent, *arrays: Array, of_pairs: bool = False) -> Array:
         """Return `compute(*arrays)`, whose derivative is `tangent(arrays, output, tangents)`.
 
         The tangent is a linear function of the tangents of the arrays, of which None is 0. Functions read no

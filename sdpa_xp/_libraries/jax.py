@@ -10,7 +10,7 @@ from typing import Any, cast
 import array_api_compat as compat
 
 from .base import ASTYPE, MASKED, Library
-from .capabilities import Generators
+from .capabilities import Compute, Generators, Tangent
 from .jax_trees import register_all, register_waiting
 from .loops import Loops
 from .meshes import Meshes
@@ -47,13 +47,7 @@ class JaxTangentRules:
     def constant(self, array: Array) -> Array:
         return cast(Array, sys.modules["jax"].lax.stop_gradient(array))
 
-    def define(
-        self,
-        compute: Callable[..., Array],
-        tangent: Callable[[Sequence[Array], Array, Sequence[Array | None]], Array],
-        *arrays: Array,
-        of_pairs: bool = False,
-    ) -> Array:
+    def define(self, compute: Compute, tangent: Tangent, *arrays: Array, of_pairs: bool = False) -> Array:
         del of_pairs
         jax = sys.modules["jax"]
         function: Any = jax.custom_jvp(compute)

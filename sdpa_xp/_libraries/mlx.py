@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from .base import Library
-from .capabilities import Generators
+from .capabilities import Compute, Generators, Tangent
 from .protocols import Access, AnyArray, Array, Device, Dtype, Namespace
 
 
@@ -42,13 +42,7 @@ class MlxTangentRules:
     def constant(self, array: Array) -> Array:
         return cast(Array, sys.modules["mlx.core"].stop_gradient(array))
 
-    def define(
-        self,
-        compute: Callable[..., Array],
-        tangent: Callable[[Sequence[Array], Array, Sequence[Array | None]], Array],
-        *arrays: Array,
-        of_pairs: bool = False,
-    ) -> Array:
+    def define(self, compute: Compute, tangent: Tangent, *arrays: Array, of_pairs: bool = False) -> Array:
         del of_pairs
         core = sys.modules["mlx.core"]
         function: Any = core.custom_function(compute)
@@ -80,8 +74,8 @@ class MlxTangentRules:
 
 def _of_entries(
     define: Callable[..., Array],
-    compute: Callable[..., Array],
-    tangent: Callable[[Sequence[Array], Array, Sequence[Array | None]], Array],
+    compute: Compute,
+    tangent: Tangent,
     arrays: Sequence[Array],
     axes: Sequence[int | None],
 ) -> Array:

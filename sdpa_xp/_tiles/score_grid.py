@@ -8,25 +8,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from .._checks.arrays import check_one_device, check_one_library
-from .._checks.integers import (
-    Integers,
-    check_ids,
-    check_integers,
-    check_one_each,
-    check_within,
-    is_integral,
-)
+from .._checks.integers import Integers, check_ids, check_integers, check_one_each, check_within, is_integral
 from .._checks.keywords import LARGEST_INTEGER, check_integer
 from .._checks.score_arrays import THE_BATCH, check_broadcasts, check_broadcasts_to_sequences
-from .._libraries import (
-    access_of,
-    are_consecutive,
-    is_array,
-    library_of,
-    numpy_array,
-    rows_at,
-    widest_dtype,
-)
+from .._libraries import access_of, are_consecutive, is_array, library_of, numpy_array, rows_at, widest_dtype
 from .._libraries.protocols import Array, Dtype, Shape
 from ..errors import ArgumentTypeError, ArgumentValueError
 from .grid import AT_FIRST_KEY, FAR, CallGrid, FirstPosition, WindowBounds

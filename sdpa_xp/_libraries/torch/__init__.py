@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import array_api_compat as compat
 
 from ..base import Addresses, Library, has_repeats, is_compiling
-from ..capabilities import Generators
+from ..capabilities import Compute, Generators, Tangent
 from ..protocols import Access, Array, Device, Namespace
 
 A = TypeVar("A")
@@ -123,13 +123,7 @@ class TorchTangentRules:
     def constant(self, array: Array) -> Array:
         return cast(Array, cast(Any, array).detach())
 
-    def define(
-        self,
-        compute: Callable[..., Array],
-        tangent: Callable[[Sequence[Array], Array, Sequence[Array | None]], Array],
-        *arrays: Array,
-        of_pairs: bool = False,
-    ) -> Array:
+    def define(self, compute: Compute, tangent: Tangent, *arrays: Array, of_pairs: bool = False) -> Array:
         del of_pairs
         from . import function
 
