@@ -13,6 +13,9 @@ TORCH := torch==2.13.0
 # onnxruntime sends telemetry unless it is told not to.
 export ORT_DISABLE_TELEMETRY := 1
 
+# Processes share the bytecode of the packages and the tests, which Python would compile in each of them.
+unexport PYTHONDONTWRITEBYTECODE
+
 # One thread a process: as many processes run as there are cores.
 PYTEST = OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(JAX_CACHE) $(BIN)/python -m pytest -q -p no:benchmark
 
