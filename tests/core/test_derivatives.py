@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import autograd
@@ -115,10 +116,9 @@ def exact(kind: Kind, call: Call, parts: Parts, *rest: Any) -> dict[str, np.ndar
     return results
 
 
-def kept(kind: Kind, drawn: Drawn, what: str, compute: Callable[[], Any]) -> Any:
+def kept(compute: Callable[[], Any], drawn: Drawn, *what: Any) -> Any:
     """What autograd computes of a call, once for all libraries and numbers of threads that get its numbers."""
-    key = kind, id(drawn.call), what, pickle.dumps(drawn.parts)
-    if key not in KEPT:
+    if (key := (what, id(drawn.call), pickle.dumps(drawn.parts))) not in KEPT:
         KEPT[key] = drawn.call, compute()  # no other call has its id while it is held
     return KEPT[key][1]
 
@@ -141,14 +141,10 @@ def assert_agree(library: Library, kind: Kind, drawn: Drawn, dtype: str = "float
     Those of the scores are differences of those of the weights, and have roundings of their size.
     """
     call, parts = drawn.call, drawn.parts
-    computed, expected = run(library, kind, drawn), kept(kind, drawn, "exact", lambda: exact(kind, call, parts))
+    computed, expected = run(library, kind, drawn), kept(lambda: exact(kind, call, parts), drawn, kind)
     assert computed.keys() == expected.keys() - {"weights"}
-    textbook = kept(
-        kind,
-        drawn,
-        dtype,
-        lambda: autograd.textbook(expected, lambda moved: exact(kind, call, moved(parts), dtype)),
-    )
+    draws = partial(autograd.textbook, expected, lambda moved: exact(kind, call, moved(parts), dtype))
+    textbook = kept(draws, drawn, kind, dtype)
     for names, size in sizes(kind, expected).items():
         runs = [(computed[name], expected[name], textbook[name]) for name in names]
         for name, agreement in zip(names, judge_together(runs, dtype, size), strict=True):
@@ -208,7 +204,7 @@ def test_dtypes(library: Library, rng: np.random.Generator, kind: Kind, name: st
 def assert_exact(kind: Kind, drawn: Drawn, digits: float) -> None:
     """To the last digits of float64."""
     computed = run(NUMPY, kind, drawn)
-    expected = kept(kind, drawn, "exact", lambda: exact(kind, drawn.call, drawn.parts))
+    expected = kept(lambda: exact(kind, drawn.call, drawn.parts), drawn, kind)
     for name, x in computed.items():
         wanted = expected[name]
         np.testing.assert_allclose(x, wanted, rtol=0, atol=digits * max(1, np.abs(wanted).max()), err_msg=name)

@@ -57,66 +57,61 @@ FEATURES: dict[str, Made] = {
 }
 
 
+def named(x: tuple[np.ndarray, ...]) -> dict[str, np.ndarray]:
+    return dict(zip(("query", "key", "value"), x, strict=True))
+
+
 def assert_linear(make: Made, attend: Callable[..., Any], more: int = 1) -> None:
-    """4 times the length takes at most 5 times the memory, and less than half a byte a pair more."""
+    """4 times the length takes at most 5 times the memory, and less than half a byte a pair more.
+
+    Beside small tiles.
+    """
 
     def call(length: int) -> object:
         x = np.random.default_rng(0).standard_normal((length, 4)).astype(F)
         return attend(x, x, x, **make(length))
 
-    peaks = [peak(partial(call, length), partial(call, 64)) for length in (256, 1024)]
+    with pytest.MonkeyPatch.context() as patch:
+        override(patch, "ONE_CORE", TileSize(64, 256, 2**14))
+        peaks = [peak(partial(call, length), partial(call, 64)) for length in (256, 1024)]
     assert peaks[1] < 5 * peaks[0]
     assert peaks[1] - peaks[0] < 1024 * 1024 / 2 * more
 
 
 @pytest.mark.parametrize("make", FEATURES.values(), ids=FEATURES)
-def test_no_feature_makes_a_score_matrix(monkeypatch: pytest.MonkeyPatch, make: Made) -> None:
-    """Beside small tiles."""
-    override(monkeypatch, "ONE_CORE", TileSize(64, 256, 2**14))
+def test_no_feature_makes_a_score_matrix(make: Made) -> None:
     assert_linear(make, scaled_dot_product_attention)
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", FEATURES.values(), ids=FEATURES)
-def test_no_gradient_makes_a_score_matrix(monkeypatch: pytest.MonkeyPatch, make: Made) -> None:
+def test_no_gradient_makes_a_score_matrix(make: Made) -> None:
     """Neither the output with what is kept for the pullback, nor the pullback."""
-    override(monkeypatch, "ONE_CORE", TileSize(64, 256, 2**14))
     assert_linear(make, lambda *x, **rules: scaled_dot_product_attention_vjp(*x, **rules)[1](x[0]))
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", FEATURES.values(), ids=FEATURES)
-def test_no_tangent_makes_a_score_matrix(monkeypatch: pytest.MonkeyPatch, make: Made) -> None:
-    override(monkeypatch, "ONE_CORE", TileSize(64, 256, 2**14))
+def test_no_tangent_makes_a_score_matrix(make: Made) -> None:
 
-    def push(*x: Any, **rules: Any) -> Any:
-        return sdpa_xp.scaled_dot_product_attention_jvp(
-            *x, dict(zip(("query", "key", "value"), x, strict=True)), **rules
-        )
-
-    assert_linear(make, push)
+    assert_linear(make, lambda *x, **rules: sdpa_xp.scaled_dot_product_attention_jvp(*x, named(x), **rules))
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("make", FEATURES.values(), ids=FEATURES)
-def test_no_laplacian_makes_a_score_matrix(monkeypatch: pytest.MonkeyPatch, make: Made) -> None:
-    override(monkeypatch, "ONE_CORE", TileSize(64, 256, 2**14))
+def test_no_laplacian_makes_a_score_matrix(make: Made) -> None:
 
-    def push(*x: Any, **rules: Any) -> Any:
-        tangents = {name: array[None] for name, array in zip(("query", "key", "value"), x, strict=True)}
-        return sdpa_xp.scaled_dot_product_attention_laplacian(*x, tangents, **rules)
-
-    assert_linear(make, push)
+    push = sdpa_xp.scaled_dot_product_attention_laplacian
+    assert_linear(make, lambda *x, **rules: push(*x, {n: y[None] for n, y in named(x).items()}, **rules))
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("make", FEATURES.values(), ids=FEATURES)
-def test_no_second_derivative_makes_a_score_matrix(monkeypatch: pytest.MonkeyPatch, make: Made) -> None:
-    override(monkeypatch, "ONE_CORE", TileSize(64, 256, 2**14))
+def test_no_second_derivative_makes_a_score_matrix(make: Made) -> None:
 
     def push(*x: Any, **rules: Any) -> Any:
         _, pullback = scaled_dot_product_attention_vjp(*x, **rules)
-        return pullback.jvp(x[0], dict(zip(("query", "key", "value"), x, strict=True)), x[0])
+        return pullback.jvp(x[0], named(x), x[0])
 
     assert_linear(make, push, more=2)  # twice as many results
 
@@ -144,10 +139,8 @@ def test_a_pullback_keeps_the_inputs_the_output_and_the_log_sum_exp(rng: np.rand
 def test_packed_sequences_are_not_padded(rng: np.random.Generator) -> None:
     """One of 4096 and 255 of 16: padded to the longest, they would be 128 times as many."""
     x = rng.standard_normal((8192 - 16, 1, 8)).astype(F)
-    starts = [0, *range(4096, 8192, 16)]
-    starts[-1] = len(x)
-    peak_bytes = peak(lambda: sdpa_xp.varlen_attention(x, x, x, starts, starts))
-    assert peak_bytes < 40 * x.nbytes
+    starts = [0, *range(4096, len(x), 16), len(x)]
+    assert peak(lambda: sdpa_xp.varlen_attention(x, x, x, starts, starts)) < 40 * x.nbytes
 
 
 def test_a_step_copies_no_cache(rng: np.random.Generator) -> None:
@@ -184,8 +177,7 @@ def test_a_step_widens_no_copy_of_a_quantised_cache(
         assert peak(function) < x.nbytes / 4
     # The codes, a copy of them, the magnitudes of the keys, and the few numbers of a part.
     override(monkeypatch, "MOST_AT_ONCE", 2**16)
-    stored = caches[0].nbytes
-    limit = 2 * stored + x.nbytes // 2 + (2 * x.nbytes if per == "channel" else 0)
+    limit = 2 * caches[0].nbytes + x.nbytes // 2 + (2 * x.nbytes if per == "channel" else 0)
     assert peak(lambda: KVCache(x, x).quantised(dtype, per=per)) < limit
 
 
@@ -195,9 +187,8 @@ def test_many_heads_share_one_budget(rng: np.random.Generator) -> None:
     assert peak(lambda: scaled_dot_product_attention(x, x, x)) < 6 * 4 * 2**22
 
 
-def test_statistics_make_no_score_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statistics_make_no_score_matrix() -> None:
     """All of them, under a mask and with blocks that are smaller and larger than a tile."""
-    override(monkeypatch, "ONE_CORE", TileSize(64, 256, 2**14))
 
     def attend(query: Any, key: Any, _value: Any, **options: Any) -> object:
         names = ("row_max", "entropy", "key_sums", "top_keys", "block_sums")

@@ -152,9 +152,7 @@ def in_blocks(kind: Any) -> Family:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("counts", [None, [0, 3, 4]], ids=["one each", "packed"])
 def test_blocks_that_are_not_written_to_stay(kind: Any, counts: list[int] | None) -> None:
-    new = [np.concatenate([x, -x]) for x in tokens(9, 10)]
-    if counts is not None:
-        new = [x[0] for x in tokens(9, 13)]
+    new = [x[0] for x in tokens(9, 13)] if counts else [np.concatenate([x, -x]) for x in tokens(9, 10)]
 
     def append(cache: Any) -> Any:
         return cache.append(*new, cu_seqlens_k=counts, in_place=True)
@@ -169,13 +167,11 @@ def test_blocks_that_are_not_written_to_stay(kind: Any, counts: list[int] | None
         return computed[key]
 
     caches = in_blocks(kind)
-    expected, after = (
-        {name: outputs(cache) for name, cache in caches.items()},
-        outputs(append(caches["appended"])),
-    )
+    expected = {name: outputs(cache) for name, cache in caches.items()}
+    after = outputs(append(caches["appended"]))
     for came, caches in families(lambda: in_blocks(kind), append):
-        for cache, expected_part in [(c, expected[name]) for name, c in caches.items()]:
-            np.testing.assert_array_equal(outputs(cache)[0], expected_part[0], came)
+        for name, cache in caches.items():
+            np.testing.assert_array_equal(outputs(cache)[0], expected[name][0], came)
         again = append(caches["appended"])
         for part, expected_part in zip(outputs(again), after, strict=True):
             np.testing.assert_array_equal(part, expected_part, came)
