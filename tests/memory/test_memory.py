@@ -64,7 +64,7 @@ def named(x: tuple[np.ndarray, ...]) -> dict[str, np.ndarray]:
 def assert_linear(make: Made, attend: Callable[..., Any], more: int = 1) -> None:
     """4 times the length takes at most 5 times the memory, and less than half a byte a pair more.
 
-    Beside small tiles.
+    With small tiles, whose memory would be more than the arrays'.
     """
 
     def call(length: int) -> object:
@@ -93,14 +93,12 @@ def test_no_gradient_makes_a_score_matrix(make: Made) -> None:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", FEATURES.values(), ids=FEATURES)
 def test_no_tangent_makes_a_score_matrix(make: Made) -> None:
-
     assert_linear(make, lambda *x, **rules: sdpa_xp.scaled_dot_product_attention_jvp(*x, named(x), **rules))
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("make", FEATURES.values(), ids=FEATURES)
 def test_no_laplacian_makes_a_score_matrix(make: Made) -> None:
-
     push = sdpa_xp.scaled_dot_product_attention_laplacian
     assert_linear(make, lambda *x, **rules: push(*x, {n: y[None] for n, y in named(x).items()}, **rules))
 
@@ -108,7 +106,6 @@ def test_no_laplacian_makes_a_score_matrix(make: Made) -> None:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("make", FEATURES.values(), ids=FEATURES)
 def test_no_second_derivative_makes_a_score_matrix(make: Made) -> None:
-
     def push(*x: Any, **rules: Any) -> Any:
         _, pullback = scaled_dot_product_attention_vjp(*x, **rules)
         return pullback.jvp(x[0], named(x), x[0])
