@@ -1,4 +1,4 @@
-"""The derivatives of a prepared call: `gradients.py` gives them to a caller, `_torch` to torch."""
+"""The derivatives of a prepared call: `_gradients.py` gives them to a caller, `_torch` to torch."""
 
 from __future__ import annotations
 

@@ -63,7 +63,8 @@ T = TypeVar("T")
 def shared_by_equal_calls(compute: Callable[[PreparedCall], T]) -> Callable[[PreparedCall], T]:
     """Have a function of a call computed once for all equal calls, if these are kept: it reads no input.
 
-    Two threads may compute it at once, and store equal results.
+    Calls with arrays in their options are not kept, so of these it may read the inputs. Two threads may compute
+    it at once, and store equal results.
     """
 
     @wraps(compute)
@@ -156,6 +157,10 @@ class PreparedCall(NamedTuple):
         scores = Scores(grid, self.arrays["query"], ArraySource(self.arrays["key"]), bound)
         finite_inputs = self._search_inputs(questions, scores)
         return self.bind(grid)._replace(finite_inputs=finite_inputs)
+
+    def with_bound_options(self, bound: BoundOptions) -> PreparedCall:
+        """Return the call with options that are bound to its grid already."""
+        return self._replace(shared={**self.shared, PreparedCall.bound_options: bound})
 
     def _search_inputs(self, questions: Questions, scores: Scores) -> frozenset[str]:
         """Return the names of the inputs without NaN and inf; all `questions` are answered.

@@ -114,7 +114,5 @@ def lifted(
     bound = jets.options._replace(masks=()).bind(grid, call.sizes.width)
     if bound.sinks is not None:  # one of -inf is none, however it changes
         bound = bound._replace(sinks=xp.where(is_masked(bound.sinks), -math.inf, bound.sinks))
-    jets.shared[PreparedCall.bound_options] = bound._replace(
-        mask=call.bound_options().mask, finite_inputs=finite_inputs
-    )
-    return jets._replace(grid=asking)
+    bound = bound._replace(mask=call.bound_options().mask, finite_inputs=finite_inputs)
+    return jets._replace(grid=asking).with_bound_options(bound)

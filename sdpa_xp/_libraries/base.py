@@ -237,7 +237,7 @@ class Library:
         return array
 
     def halves_of_bytes(self, array: Any, xp: Any) -> Any:
-        """Return what the function of this name returns."""
+        """Return the halves of each byte of uint8 (..., n), the lower one first, as uint8 (..., 2 n)."""
         *leading, width = array.shape
         return xp.reshape(xp.stack([array & 15, array >> 4], axis=-1), (*leading, 2 * width))
 
@@ -246,7 +246,7 @@ class Library:
         return xp.take(array, xp.asarray([*indices], dtype=xp.int32, device=device), axis=0)
 
     def in_blocks(self, pool: Any, tables: Any, xp: Any, device: Device) -> Any:
-        """Return what `rows_in_blocks` returns."""
+        """Return a row of blocks for each n out of a pool (P, H, size, width), as (n, H, rows, width)."""
         heads, size, width = pool.shape[1:]
         if isinstance(tables, Sequence):
             sequences, blocks = len(tables), len(tables[0])

@@ -10,5 +10,5 @@
     reproducible     bits that depend on nothing beside a row; `fixed_blocks`
     differentiable   products that a library itself differentiates
 
-A program knows no executor.
+A program says what a range of queries adds to each result; `_run` runs it.
 """

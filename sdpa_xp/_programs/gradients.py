@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple, TypeAlias, cast
 from .._libraries import astype_if_needed, joint_access, library_of
 from .._libraries.protocols import Array, Namespace
 from .._run.buffers import exp_minus, minus, times
-from .._run.executors import run_right
+from .._run.executors import run_repaired
 from .._run.products import is_finite, key_leading_slice, matmul_grouped, matmul_over_group
 from .._run.program import Repairable, Results
 from .._sources import KeyValueSource
@@ -97,8 +97,8 @@ class GradientProgram(Repairable):
     def guarded(self) -> GradientProgram:
         return replace(self, guard="all")
 
-    def known_right(self, *, looks: bool) -> GradientProgram | None:
-        del looks  # no range has a result of its own
+    def trusted(self, *, reads_ranges: bool) -> GradientProgram | None:
+        del reads_ranges  # no range has a result of its own
         if (finite := self.scores.options.finite_inputs) is None:
             return None if self.scores.options.may_mask else self
         return replace(self, guard="cotangent" if finite >= INPUTS else "all")
@@ -201,7 +201,7 @@ def gradients(program: GradientProgram, cotangent: Array) -> dict[str, Array]:
         # A device is waited for again only for functions of biases, which the output may have asked about, too.
         grid = replace(scores.grid, questions=scores.grid.questions or Questions())
         program = replace(program, scores=scores._replace(grid=grid))
-    computed = run_right(program)
+    computed = run_repaired(program)
     check_answers(program.grid)
     return computed
 

@@ -13,7 +13,7 @@ from typing import Self, TypeAlias
 
 from .._libraries import astype_if_needed
 from .._libraries.protocols import Array, Dtype
-from .._run.executors import joins, run, run_right, runs_at_once
+from .._run.executors import joins, run, run_repaired, runs_at_once
 from .._run.products import NonfiniteGuard, are_finite, key_leading_slice
 from .._run.program import Repairable, Results
 from .._sources import KeyValueSource, PagedSource
@@ -63,8 +63,8 @@ class OutputProgram(Repairable):
     def guarded(self) -> Self:
         return replace(self, guard="columns")
 
-    def known_right(self, *, looks: bool) -> Self | None:
-        if looks:
+    def trusted(self, *, reads_ranges: bool) -> Self | None:
+        if reads_ranges:
             scores = self.scores if self.plan.is_one_tile else self.scores.for_tiles()
             if not self.grid.is_reproducible:
                 return replace(self, scores=scores, of_rows=attend_readable)
@@ -79,7 +79,7 @@ class OutputProgram(Repairable):
             return None if self.scores.options.may_mask else self
         return self if "value" in finite else replace(self, guard="pairs")
 
-    def checked(self) -> Self:
+    def with_checksum(self) -> Self:
         ranges = [*self.plan.row_ranges()]
         checks = Target((len(ranges), 1), ("rows", None), block=(self.plan.rows, 1))
         return replace(self, targets={**self.targets, "checksum": checks})
@@ -167,9 +167,9 @@ def attend(
         outs = run(attempt, outs)
         if not attempt.failed:
             return outs
-    if "checksum" in names and program.known_right(looks=False) is None:
-        program = program.checked()
-    return run_right(program, outs)
+    if "checksum" in names and program.trusted(reads_ranges=False) is None:
+        program = program.with_checksum()
+    return run_repaired(program, outs)
 
 
 def attend_readable(

@@ -84,7 +84,7 @@ class BoundOptions(NamedTuple):
     def biased(
         self, tile: Tile, scores: Array, allowed: Allowed, *, in_place: bool = False
     ) -> tuple[Array, Allowed]:
-        """Return `products` of a tile with the biases, and the pairs of `allowed` that no bias masks.
+        """Return the scores of a tile with the biases, and the pairs of `allowed` that no bias masks.
 
         Each bias says itself which pairs it masks: the sum does not show it, since -inf + inf is NaN.
         """
@@ -109,7 +109,8 @@ class ComputedTile(NamedTuple):
     allowed: Allowed
     """The pairs that may attend."""
     products: Array
-    """The soft-capped products without biases and mask, if a caller of `computed_tiles` keeps them."""
+    """The soft-capped products without biases and mask; the scores, unless a caller of `computed_tiles` keeps
+    these."""
 
 
 class Scores(NamedTuple):
@@ -324,7 +325,7 @@ class Scores(NamedTuple):
         return array if isinstance(allowed, bool) else self.xp.where(allowed, array, 0.0)
 
     def with_biases(self, tile: Tile, scores: Array, allowed: Allowed) -> tuple[Array, Allowed]:
-        """Return `products` with the biases, -inf where a pair may not attend; and which pairs may."""
+        """Return scores with the biases, -inf where a pair may not attend; and which pairs may."""
         scores, allowed = self.options.biased(tile, scores, allowed, in_place=self.buffers is not None)
         return scores if isinstance(allowed, bool) else self.xp.where(allowed, scores, -math.inf), allowed
 

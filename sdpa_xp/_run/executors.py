@@ -3,9 +3,9 @@
 A program has targets, and says what a range of queries adds to each. It does not know who runs it, and an
 executor does not know what it computes.
 
-A NaN or inf of a masked pair may spoil results. Who can look at them, and when, is known here: values of a
+A NaN or inf of a masked pair may spoil results. When a program's can be looked at is known here: values of a
 trace cannot be read, a device is waited for once, after its last result, and arrays on the CPU are looked at
-range by range, while they are in the cache.
+range by range, while they are in the cache. Groups of sequences are looked at together, by `_sequences`.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def run(program: Program, outs: Mapping[str, Array] | None = None) -> dict[str, 
         return _run_in_tasks(replace(program, scores=scores), outs or {})
 
 
-def run_right(program: Repairable, outs: Mapping[str, Array] | None = None) -> dict[str, Array]:
+def run_repaired(program: Repairable, outs: Mapping[str, Array] | None = None) -> dict[str, Array]:
     """Return the targets of a program, as `run` does, without what a masked pair has brought in."""
     access = program.grid.access
     if access.is_traced:
         return run(program.guarded())
-    if (right := program.known_right(looks=access.is_writeable)) is not None:
+    if (right := program.trusted(reads_ranges=access.is_writeable)) is not None:
         return run(right, outs)
-    results = run(program.checked())
+    results = run(program.with_checksum())
     repaired = program.repaired(results)
     return results if repaired is None else run(repaired)
 

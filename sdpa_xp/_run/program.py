@@ -177,19 +177,19 @@ class Repairable(Program):
         """Return the program with a guard, which is right whatever its inputs hold."""
         raise NotImplementedError
 
-    def known_right(self, *, looks: bool) -> Self | None:
+    def trusted(self, *, reads_ranges: bool) -> Self | None:
         """Return the program whose results need no look; None if a look at all of them tells what is wrong.
 
-        With `looks` it may look at each of its ranges itself.
+        With `reads_ranges` it may look at each of its ranges itself.
         """
         raise NotImplementedError
 
-    def checked(self) -> Self:
+    def with_checksum(self) -> Self:
         """Return the program with what `repaired` looks at."""
         return self
 
     def repaired(self, results: dict[str, Array]) -> Program | None:
-        """Return the program that computes wrong `results` of `checked` again; None if all are right."""
+        """Return the program that computes wrong `results` of `with_checksum` again; None if all are right."""
         raise NotImplementedError
 
 

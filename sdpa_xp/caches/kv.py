@@ -99,7 +99,7 @@ class KVCache(Cache[A]):
         length = arrays["key"].shape[self._axis]
         self._positions = token_positions.start(function, first_position, positions, length, arrays["key"])
         if not check_flag(function, "rotated", rotated):
-            arrays["key"] = rotate(rotary, function, "key", arrays["key"], lambda _: self._positions, layout)
+            arrays["key"] = rotate(rotary, function, "key", arrays["key"], self._positions, layout)
         self._check_rotated(function, arrays["key"].shape)
         if capacity is not None:  # values of a graph cannot be written to
             refuse_graph_values(function, "`capacity`", arrays)
@@ -210,7 +210,7 @@ class KVCache(Cache[A]):
             added: Positions = token_positions.after(self._positions, length)
             if positions is not None:
                 added = token_positions.check(function, positions, count, like.shape[:-3], like)
-            new["key"] = rotate(self._rotary, function, "key", like, lambda _: added, self._layout)
+            new["key"] = rotate(self._rotary, function, "key", like, added, self._layout)
             joined = token_positions.joined(function, like, self._positions, length, added, count)
             if self._quantisation is not None:
                 new = self._quantisation.stored(new, axis)
@@ -418,7 +418,7 @@ class KVCache(Cache[A]):
             like = query.shape[:-3], query, "query"
             passed = token_positions.check(function, positions, queries, *like)
 
-        def of_queries(_: int = 0) -> Positions:
+        def of_queries() -> Positions:
             return token_positions.last(function, keys, length, queries) if passed is None else passed
 
         def in_arrays() -> list[Array]:
@@ -427,7 +427,7 @@ class KVCache(Cache[A]):
 
         rotated = query
         if self._rotary is not None:
-            rotated = rotate(self._rotary, function, "query", query, of_queries, self._layout)
+            rotated = rotate(self._rotary, function, "query", query, of_queries(), self._layout)
         if is_consecutive and cast(Consecutive, keys).is_from_zero:  # most steps of a decoder
             return rotated, options
         return rotated, options_at(options, in_arrays, consecutive=is_consecutive)

@@ -442,7 +442,7 @@ class PagedKVCache(Cache[A]):
                 # Each sequence may have tables of its own, which are joined for one rotation of all tokens.
                 rotary, numbers = rotary._of_packed(function, rows)
             places = token_rows.int32_array(factory, numbers)
-        return rotate(rotary, function, name, x, lambda _: places, self._layout)
+        return rotate(rotary, function, name, x, places, self._layout)
 
     def __repr__(self) -> str:
         shown = {"key_blocks": self._shown("key_blocks"), "lengths": str(self.lengths)}

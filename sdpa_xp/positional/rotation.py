@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -138,10 +138,10 @@ def rotate(
     function: str,
     name: str,
     x: object,
-    positions_of: Callable[[int], Positions],
+    positions: Positions,
     layout: str,
 ) -> Array:
-    """Rotate tokens at `positions_of(L)`. Without a rotary the tokens pass through unchanged.
+    """Rotate tokens at their positions. Without a rotary the tokens pass through unchanged.
 
     `function` and `name` are for messages.
     """
@@ -149,7 +149,6 @@ def rotate(
     if rotary is None:
         return array
     factory = _factory_like(rotary, function, name, array, 0)
-    positions = positions_of(headed(array.shape, layout)[-2])
     return _rotate_at(rotary, factory.arrays[name], positions, factory, layout)
 
 
