@@ -53,9 +53,9 @@ def at_a_glance() -> Iterator[str]:
     ours, formula = (spread(rows, "memory", name, MEMORY) for name in ("sdpa_xp on NumPy", "textbook NumPy"))
     yield (
         f"On NumPy, sdpa_xp takes {to_torch['all pairs'].median:.2f} times as long as torch's attention, "
-        f"and {to_torch['causal'].median:.2f} times with a causal mask. It is {to_formula.low:.1f} to "
-        f"{to_formula.high:.1f} times as fast as the textbook formula, and needs {ours.median:.1f} MB "
-        f"above its inputs and output, the formula {formula.median:,.0f} MB."
+        f"and {to_torch['causal'].median:.2f} times with a causal mask. It is {to_formula.median:.1f} times "
+        f"as fast as the textbook formula, and needs {ours.median:.1f} MB above its inputs and output, the "
+        f"formula {formula.median:,.0f} MB."
     )
     missed = [line for line in report.bars(rows) if "**no**" in line]
     yield (
@@ -74,11 +74,13 @@ def spread(rows: list[Row], cell: str, contender: str, quantity: str) -> Any:
 
 
 def graphs() -> Iterator[str]:
+    facts = json.loads((RESULTS / "exported.json").read_text())
     yield "## Exported graphs in onnxruntime"
     yield (
         "4,096 tokens with open lengths: the form that `auto` chooses for `onnxruntime>=1.31;cpu`, beside "
         "the form that writes the formula. With the default, `>=1.28`, all pairs get `tiled`. Times are "
-        "milliseconds and memory is MB at its peak. `results/exported.md` has fixed lengths and all forms."
+        f"milliseconds on {facts['cores']} cores of {facts['cpu']}, and memory is MB at its peak. "
+        "`results/exported.md` has fixed lengths and all forms."
     )
     yield long_graphs()
     yield from through_jit()
@@ -96,7 +98,7 @@ def through_jit() -> Iterator[str]:
     if rows:
         yield (
             "Arrays of NumPy through [`jit`][sdpa_xp_export.jit], which onnxruntime computes, in "
-            "milliseconds; a bare session runs the same graph:"
+            "milliseconds on the same cores; a bare session runs the same graph:"
         )
         yield "\n".join(["| call | " + " | ".join(names) + " |", "|---|---|---|---|---|", *rows])
 

@@ -30,7 +30,7 @@ def words(page: str) -> str:
 def between(cell: str, quantity: str) -> str:
     """Return the range of a ratio for 4,096 tokens over all machines, in words."""
     least, most = machines.range_of(machines.Ratio(cell, LONG, quantity), RECORDED)
-    return f"{least:.1f} to {most:.1f} times"
+    return f"{shown(least)} to {shown(most)} times"
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
@@ -54,8 +54,13 @@ def test_readme_has_a_column_for_each_machine() -> None:
 
 
 def shown_of(spread: Spread | None) -> str:
-    """Return the median with two digits behind the point, or one from 2 on; a dash if it was not kept."""
-    return "-" if spread is None else f"{spread.median:.{1 if spread.median >= 2 else 2}f}"
+    """Return the median; a dash if it was not measured."""
+    return "-" if spread is None else shown(spread.median)
+
+
+def shown(ratio: float) -> str:
+    """Return a ratio with two digits behind the point, or one from 2 on."""
+    return f"{ratio:.{1 if ratio >= 2 else 2}f}"
 
 
 def test_what_else_the_machines_say() -> None:

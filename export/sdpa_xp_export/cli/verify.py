@@ -66,7 +66,7 @@ def run_verify(
     The reference is computed in float64.
 
     Args:
-        model: A file that sdpa-xp export wrote.
+        model: An ONNX file. Of a call: as sdpa-xp export or save wrote it. Of a layer: with --golden.
         call: A TOML file with the call, as for export --config. Default: the model's metadata.
         golden: A file of verify_layer: verify the model of a layer by the runs in it.
         provider (<provider>): cpu, cuda, wasm or webgpu. Default: cpu, and cuda if it starts here.
