@@ -134,7 +134,7 @@ def _numpy_torch() -> Library:
     def preferred() -> Iterator[None]:
         with lock:
             guards.append(default)
-            kernels.KERNELS["other"] = lambda: default
+            kernels.KERNELS["other"] = lambda _call: default
         try:
             yield
         finally:

@@ -80,7 +80,7 @@ def _refusal_of_library(library: Library, options: CallOptions, arrays: Mapping[
         return f"{HOST} computes such calls without derivatives, and {name} carry some"
     if access.is_traced:
         return f"{HOST} computes such calls, and arrays of {name} have no values yet"
-    if access.waits:
+    if library.is_accelerator(library.device(arrays["query"])):
         return f"{HOST} computes such calls on the CPU, and arrays of {name} are on another device"
     if library.autograd is not None and library.autograd.records([*arrays.values()]):
         return f"{HOST} computes such calls without derivatives, and {name} records the arrays for them"

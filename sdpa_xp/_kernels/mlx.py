@@ -8,8 +8,8 @@ contract in these cases:
 - all unmasked scores are -inf: a boolean mask and "causal" replace masked scores by the most negative finite
   number, which is larger than -inf; so masks are passed as -inf;
 - the lengths differ: "causal" aligns the last query with the last key, so `is_causal` is passed as a mask;
-- a masked key or value holds NaN, and 0 * NaN is NaN: keys and values that no query attends to are set to 0. If
-  the output is still not finite, the portable implementation computes the call again;
+- a masked key or value holds NaN, and 0 * NaN is NaN: if the output shows it, the portable implementation
+  computes the call again; inside mx.compile and mx.vmap keys and values that no query attends to are set to 0;
 - all scores of a row are -inf: the output is NaN, and the call is computed again in the same way;
 - the dtype is a half: the kernel rounds the scores to it, so the call is computed in float32;
 - the dtype is float64: the kernel computes exp in float32.
@@ -70,19 +70,22 @@ def attend(call: PreparedCall) -> Array | None:
     allowed = operands.allowed(call)
     if allowed is None and operands.is_causal(call):
         allowed = operands.causal(call)
-    if allowed is not None:
+    mask = None if allowed is None else _mask(call, allowed)
+    sinks = None if call.options.sinks is None else xp.astype(call.options.sinks, dtype, copy=False)
+
+    def computed(key: Array, value: Array) -> Array:
+        output: Array = sys.modules["mlx.core"].fast.scaled_dot_product_attention(
+            *(operands.with_4_axes(call, x) for x in (query, key, value)), scale=scale, mask=mask, sinks=sinks
+        )
+        output = operands.split_batch(call, output)
+        return output if allowed is None else xp.where(has_key(xp, allowed), output, 0.0)
+
+    output = computed(key, value)
+    is_right = is_finite(xp, [output])
+    if is_right is None and allowed is not None:  # in a trace; MLX computes no output that is not used
         attended = any_query_attends(xp, allowed, sizes.heads)
-        key, value = (xp.where(attended, x, 0.0) for x in (key, value))
-    output: Array = sys.modules["mlx.core"].fast.scaled_dot_product_attention(
-        *(operands.with_4_axes(call, x) for x in (query, key, value)),
-        scale=scale,
-        mask=None if allowed is None else _mask(call, allowed),
-        sinks=None if call.options.sinks is None else xp.astype(call.options.sinks, dtype, copy=False),
-    )
-    output = operands.split_batch(call, output)
-    if allowed is not None:
-        output = xp.where(has_key(xp, allowed), output, 0.0)
-    return None if is_finite(xp, [output]) is False else output
+        return computed(*(xp.where(attended, x, 0.0) for x in (key, value)))
+    return None if is_right is False else output
 
 
 def _mask(call: PreparedCall, allowed: Array) -> Array:

@@ -11,7 +11,7 @@ On the CPU the kernel meets the contract except in four cases:
 - Gradients of rows with large scores are S times too large. The kernel keeps only the log-sum-exp, whose
   rounding error is then larger than log(S). If autograd records, the size of the scores is bounded first.
 
-On a device no value is read: `attend_unread` keeps masked NaN out, and `torch_traced.py` says of what else.
+On a device no value is read: `torch_traced.py` says in which cases the kernel then differs.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def attend_unread(call: PreparedCall, *, in_full: bool = False) -> Array:
     if not _keeps_half(call):
         query, key, value = (xp.astype(x, call.grid.dtype, copy=False) for x in (query, key, value))
     query, scale = _scaled(call, query)
-    # Traced values cannot be checked for NaN. So keys and values that no query attends to are first set to 0.
+    # Such values are not searched for NaN. So keys and values that no query attends to are first set to 0.
     allowed = operands.allowed(call)
     attended = _attended_keys(call) if allowed is None else any_query_attends(xp, allowed, call.sizes.heads)
     if attended is not None:

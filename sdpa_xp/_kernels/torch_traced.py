@@ -1,6 +1,7 @@
 """torch's kernel inside torch.compile, torch.func and exporters, of which torch.onnx has one node for it.
 
-Elsewhere the kernel, or its translation by an exporter and onnxruntime, differs in these cases:
+Values are not read there, nor on a device (`attend_unread`). The kernel, or its translation by an exporter and
+onnxruntime, then differs from the contract in these cases:
 
 - a masked key or value holds NaN, and 0 * NaN is NaN: keys and values that no query attends to are set to 0;
 - a row has no key: torch's translation for opsets before 23 returns the mean of the values; it is set to 0;

@@ -1,8 +1,5 @@
 """The executors of programs: in threads, in loops of a compiler, or at once.
 
-A program has targets, and says what a range of queries adds to each. It does not know who runs it, and an
-executor does not know what it computes.
-
 A NaN or inf of a masked pair may spoil results. When a program's can be looked at is known here: values of a
 trace cannot be read, a device is waited for once, after its last result, and arrays on the CPU are looked at
 range by range, while they are in the cache. Groups of sequences are looked at together, by `_sequences`.

@@ -160,7 +160,7 @@ def plan_tiles(grid: ScoreGrid, group: int, widths: int) -> Plan:
     ):
         most_rows = max(tuning.SMALLEST_SIDE, loops.most_scores(tuning.DEVICE.scores) // (heads * keys))
         least = -(-queries // most_rows)
-        # Blocks without remainder can have rows from everywhere: see `compute_band` in `_run/bands.py`.
+        # Blocks without remainder can have rows from everywhere: see `_compute_band` in `_run/bands.py`.
         iterations = next((n for n in range(least, 2 * least) if queries % n == 0), least)
         return Plan(queries, keys, -(-queries // iterations), keys, is_loop=True)
     if grid.access.is_traced or is_empty or keys == 0:

@@ -163,17 +163,17 @@ class Added(Term):
     def apply(self, tile: Tile, scores: Array, *, in_place: bool = False) -> tuple[Array, Allowed]:
         # The bias says which pairs it masks: the sum does not, because inf - inf is NaN.
         added = self.added(tile)
-        unmasked = self.unmasked(tile, added)
+        unmasked = self.unmasked(tile, added, in_place)
         if not in_place or broadcast(scores.shape, added.shape) != scores.shape:
             return scores + added, unmasked
         scores += added
         return scores, unmasked
 
-    def unmasked(self, tile: Tile, added: Array) -> Allowed:
+    def unmasked(self, tile: Tile, added: Array, in_place: bool) -> Allowed:
         """Return which pairs are not masked by what is added."""
         masked = is_masked(added)
-        # Where values can be read at once, it is cheaper to ask than to mask every pair.
-        return True if tile.grid.may_read(masked) and not bool(tile.grid.xp.any(masked)) else ~masked
+        # Values in memory can be read at once: it is cheaper to ask than to mask every pair.
+        return True if in_place and not bool(tile.grid.xp.any(masked)) else ~masked
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -221,7 +221,7 @@ class DiagonalTerm(Added):
     def added(self, tile: Tile) -> Array:
         return tile.slice(self.array)
 
-    def unmasked(self, _tile: Tile, added: Array) -> Allowed:
+    def unmasked(self, _tile: Tile, added: Array, _in_place: bool) -> Allowed:
         return ~is_masked(added) if self.has_masked else True
 
 

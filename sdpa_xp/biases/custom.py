@@ -138,14 +138,14 @@ class FunctionBias(Bias, Term):
         xp, function, values = tile.grid.xp, tile.grid.function, tile.grid.library.values
         scores = values(scores)
         computed, _ = self.apply(tile, scores)
+        if tile.grid.access.is_traced or is_traced(computed):
+            refuse_unknown_derivative(function, traced=True)
         added, _ = self.apply(tile, values(xp.zeros_like(scores)))
         expected = scores + added
         largest = xp.max(xp.where(xp.isfinite(expected), xp.abs(scores) + xp.abs(added), 0.0))
         near = xp.abs(computed - expected) <= largest * ROUNDING[dtype_name(tile.grid.dtype)]
         equal = (computed <= expected) & (computed >= expected)  # also if both are infinite
         only_adds = xp.all(near | equal | ~xp.isfinite(scores))
-        if is_traced(only_adds):
-            refuse_unknown_derivative(function, traced=True)
         if (questions := tile.grid.questions) is not None:  # they are read after the last tile
             questions.ask(lambda: xp.reshape(only_adds, (1,)))
         elif not bool(only_adds):

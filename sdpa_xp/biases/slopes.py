@@ -123,7 +123,7 @@ class AlibiTerm(AddedByDistance):
     has_gradient: bool
     """Whether the caller's slopes are an array."""
 
-    def unmasked(self, _tile: Tile, _added: Array) -> Allowed:
+    def unmasked(self, _tile: Tile, _added: Array, _in_place: bool) -> Allowed:
         return True  # it is finite
 
     def added(self, tile: Tile) -> Array:

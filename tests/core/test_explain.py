@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from internals import VARIABLE, kernels, products, reproducible_program, softmax
+from internals import VARIABLE, products, reproducible_program, softmax, torch_kernels
 from minimal_library import Array, replaced
 from threadpoolctl import threadpool_limits
 
@@ -126,7 +126,7 @@ def test_the_implementation_is_the_one_that_computes(
 ) -> None:
     import torch
 
-    kernel, kernel_calls = kernels.KERNELS["torch"](), []
+    kernel, kernel_calls = torch_kernels, []
     monkeypatch.setattr(
         kernel, "attend", lambda call, attend=kernel.attend: kernel_calls.append(1) or attend(call)
     )
