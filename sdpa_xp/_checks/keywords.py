@@ -227,9 +227,10 @@ def explains_keywords(function: F) -> F:
             # Python's own refusal of the arguments comes before the first line of the function.
             if any(frame.f_code is body for frame, _ in walk_tb(error.__traceback__)):
                 raise
-            name = _refuse_arguments(function, arguments, keywords)
+            name, needed = _refuse_arguments(function, arguments, keywords)
             # Python names the class that defines a method, which may be a base that no caller knows.
-            error.args = (str(error).replace(function.__qualname__, name),)
+            text = str(error).replace(function.__qualname__, name)
+            error.args = (f"{text}; write {name}({', '.join(needed)})",)
             raise
 
     return cast(F, call)
@@ -272,10 +273,11 @@ def check_keys(
 
 def _refuse_arguments(
     function: Callable[..., Any], arguments: tuple[object, ...], keywords: Mapping[str, object]
-) -> str:
+) -> tuple[str, list[str]]:
     """Refuse names or a number of arguments that a function does not have.
 
-    Returns the name of the function, of the class, or of the method of the class that the caller knows.
+    Returns the name of the function, of the class, or of the method of the class that the caller knows, and the
+    arguments that it needs.
     """
     parameters, name = inspect.signature(function).parameters, function.__name__
     owner = next(iter(parameters), "")
@@ -292,7 +294,9 @@ def _refuse_arguments(
         hint = f"Name the others: {', '.join(f'{key}=...' for key in others[:3])}." if others else ""
         rule = f"only {listed} may be passed without a name"
         raise ArgumentTypeError(name, rule, {"arguments": len(arguments) - is_method}, hint) from None
-    return name
+    empty = inspect.Parameter.empty  # also the default of `*arrays` and `**keywords`, which may be left out
+    needed = [key for key, parameter in parameters.items() if parameter.default is empty]
+    return name, [key for key in needed[is_method:] if parameters[key].kind.name[:3] != "VAR"]
 
 
 def hint_for_keyword(keyword: str, parameters: Iterable[str]) -> str:
