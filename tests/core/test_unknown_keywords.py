@@ -17,10 +17,8 @@ X = np.ones((2, 4, 8))
 def test_what_is_missing_is_said_of_the_class_that_the_caller_knows() -> None:
     pool = np.zeros((2, 1, 4, 8))
     for cache in (KVCache(X, X), sdpa_xp.PagedKVCache(pool, pool, [[0]], [2])):
-        rule = (
-            rf"^{type(cache).__name__}\.quantised\(\) missing 1 required positional argument: 'dtype'; write "
-        )
-        rule += rf"{type(cache).__name__}\.quantised\(dtype\)$"
+        name = f"{type(cache).__name__}.quantised"
+        rule = rf"^{name}\(\) missing 1 required positional argument: 'dtype'; write {name}\(dtype\)$"
         with pytest.raises(TypeError, match=rule):
             cache.quantised()  # type: ignore[call-arg]
 
@@ -29,9 +27,7 @@ def test_an_error_of_the_call_itself_stays_as_it_is() -> None:
     mask = masks.from_function(lambda b, h, i, j: len(1, 2))  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="len"):
         scaled_dot_product_attention(X, X, X, mask)
-    with pytest.raises(
-        TypeError, match=r"argument: 'value'; write scaled_dot_product_attention\(query, key, value\)$"
-    ):
+    with pytest.raises(TypeError, match=r"'value'; write scaled_dot_product_attention\(query, key, value\)$"):
         scaled_dot_product_attention(X, X)  # type: ignore[call-arg]
 
 
