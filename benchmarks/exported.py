@@ -327,7 +327,8 @@ def page(facts: dict[str, Any]) -> str:
         [[cell["call"], *(entry(cell, name) for name in names), cell["auto"], bar(cell)] for cell in cells],
     )
     run_by = f"onnxruntime {facts['onnxruntime']}, torch {facts['torch']}"
-    about = f"{facts['shape']}, {run_by}, {facts['cores']} cores of {facts['cpu']}, {facts['date']}."
+    where = f"{facts['cores']} cores of {facts['cpu']} with {facts['instructions']}"
+    about = f"{facts['shape']}, {run_by}, {where}, {facts['date']}."
     most = max(cell["graphs"]["auto"]["peak_megabytes"] for cell in cells)
     notes = (
         "Each number is the median of interleaved runs in milliseconds. The number in brackets is the peak of\n"

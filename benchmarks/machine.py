@@ -28,6 +28,7 @@ def facts(*packages: str) -> dict[str, Any]:
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "cpu": _cpu(),
+        "instructions": instructions(),
         "cores": os.cpu_count(),
         "system": platform.platform(),
         "python": platform.python_version(),

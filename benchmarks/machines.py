@@ -90,7 +90,7 @@ def measured(name: str) -> Machine:
     """Measure this machine."""
     facts = machine.facts(*PACKAGES) | {"numpy_blas": machine.numpy_kernels()}
     rows = attention.measured({"here": [calls, formula]})
-    return Machine({"name": name, "instructions": machine.instructions(), **facts}, rows)
+    return Machine({"name": name, **facts}, rows)
 
 
 def beside(machines: Sequence[Machine]) -> list[str]:

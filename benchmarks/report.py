@@ -171,7 +171,8 @@ def page(facts: dict[str, Any], rows: Sequence[Row], plots: Iterable[str]) -> st
     """Return the whole page in Markdown."""
     versions = ", ".join(f"{name} {facts[name]}" for name in facts["packages"])
     about = [
-        f"{facts['call']}, {facts['cores']} cores of {facts['cpu']}, {facts['system']}, {facts['date']}.",
+        f"{facts['call']}, {facts['cores']} cores of {facts['cpu']} with {facts['instructions']}, "
+        f"{facts['system']}, {facts['date']}.",
         f"Python {facts['python']}, {versions}. NumPy's BLAS: {facts['numpy_blas']}.",
     ]
     lines = [

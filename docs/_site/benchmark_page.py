@@ -59,7 +59,8 @@ def at_a_glance() -> Iterator[str]:
     )
     missed = [line for line in report.bars(rows) if "**no**" in line]
     yield (
-        f"Measured on {facts['cores']} cores of {facts['cpu']}, {facts['system']}, {facts['date']}, with "
+        f"Measured on {facts['cores']} cores of {facts['cpu']} ({facts['instructions']}), {facts['date']}, "
+        f"{facts['system']}, with "
         f"Python {facts['python']}, {versions}. `results/attention.md` in the source has every length and "
         "call, the quartiles, the time of one query and of short calls, and the targets, of which "
         f"{len(missed)} of {len(report.bars(rows)) - 2} were missed; `benchmarks/NOTES.md` says what was "
@@ -79,8 +80,8 @@ def graphs() -> Iterator[str]:
     yield (
         "4,096 tokens with open lengths: the form that `auto` chooses for `onnxruntime>=1.31;cpu`, beside "
         "the form that writes the formula. With the default, `>=1.28`, all pairs get `tiled`. Times are "
-        f"milliseconds on {facts['cores']} cores of {facts['cpu']}, and memory is MB at its peak. "
-        "`results/exported.md` has fixed lengths and all forms."
+        f"milliseconds on {facts['cores']} cores of {facts['cpu']} ({facts['instructions']}), and memory is MB "
+        "at its peak. `results/exported.md` has fixed lengths and all forms."
     )
     yield long_graphs()
     yield from through_jit()

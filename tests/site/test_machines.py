@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import bars
+import machine
 import machines
 from measuring import Row, Spread
 
@@ -90,3 +92,9 @@ def test_a_table_of_machines_has_a_line_for_each_ratio() -> None:
     assert "| causal, 4,096 tokens: over torch SDPA | 1.5 (1.25 to 2) | 3 |" in lines
     assert len(lines) == 2 + len(machines.RATIOS)
     assert machines.range_of(causal, [first, second]) == (1.5, 3.0)
+
+
+@pytest.mark.parametrize("name", ["attention", "exported"])
+def test_a_part_of_the_results_can_be_measured_again(name: str) -> None:
+    """A part joins the rest if all facts of the machine agree, so each fact is recorded."""
+    assert machine.facts().keys() <= json.loads((ROOT / f"results/{name}.json").read_text()).keys()
