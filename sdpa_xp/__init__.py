@@ -80,8 +80,8 @@ _MODULES = {name: module or name for module, names in _NAMES.items() for name in
 """
 _ELSEWHERE = {
     "it is in sdpa_xp_export": (
-        "JittedLayer LargeModel LayerReport Report TensorSpec "
-        "export_attention jit save to_onnx verify verify_layer"
+        "JittedLayer JudgedCase LargeModel LayerReport Report TensorSpec Verdict "
+        "export_attention jit judge judge_cases save to_onnx verify verify_layer"
     ),
     "write scaled_dot_product_attention": (
         "attention attend flash_attention flash_attn_func memory_efficient_attention sdpa"

@@ -105,6 +105,8 @@ PLACES = {
     "torch_kernels": "sdpa_xp._kernels.torch",
     "Feature": "sdpa_xp_export._agree.features:Feature",
     "judge": "rounding_rule:judge",
+    "judge_cases_data": "sdpa_xp_export._judge.cases",
+    "judge_semantics": "sdpa_xp_export._judge.semantics",
     "judge_outputs": "sdpa_xp_export._verify.judging:judge_outputs",
     "judge_rows": "sdpa_xp_export._verify.judging:judge_rows",
     "judge_together": "rounding_rule:judge_together",

@@ -24,6 +24,7 @@ else:
     from ._files.model import LargeModel
     from .export import export_attention
     from .jit import JittedLayer, jit
+    from .judge import JudgedCase, Verdict, judge, judge_cases
     from .report import LayerReport, Report
     from .save import save
     from .spec import TensorSpec
@@ -32,12 +33,16 @@ else:
 
 __all__ = [
     "JittedLayer",
+    "JudgedCase",
     "LargeModel",
     "LayerReport",
     "Report",
     "TensorSpec",
+    "Verdict",
     "export_attention",
     "jit",
+    "judge",
+    "judge_cases",
     "save",
     "to_onnx",
     "verify",

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import sdpa_xp_export
+from sdpa_xp import scaled_dot_product_attention as attention
 from sdpa_xp.layers import Linear
 from sdpa_xp_export import TensorSpec
 
@@ -29,6 +30,8 @@ def layer_report() -> Any:
 
 
 EXAMPLES: dict[str, Callable[[], Any]] = {
+    "JudgedCase": lambda: sdpa_xp_export.judge_cases(attention)[0],
+    "Verdict": lambda: sdpa_xp_export.judge(attention, dtypes=["float32"]),
     "JittedLayer": lambda: sdpa_xp_export.jit(LINEAR),
     "TensorSpec": lambda: TensorSpec("float32", ("B", 2, 3, 8)),
     "Report": report,

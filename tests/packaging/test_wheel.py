@@ -33,7 +33,7 @@ def test_wheel_holds_the_two_packages(built: Path) -> None:
         path.relative_to(base).as_posix()
         for base, package in ((ROOT, "sdpa_xp"), (ROOT / "export", "sdpa_xp_export"))
         for path in (base / package).rglob("*")
-        if path.suffix in (".py", ".cjs", ".html", ".toml") or path.name == "py.typed"
+        if path.suffix in (".py", ".cjs", ".html", ".json", ".toml") or path.name == "py.typed"
     }
     assert {name for name in names if ".dist-info/" not in name} == sources
     assert any(name.endswith("licenses/LICENSE") for name in names)

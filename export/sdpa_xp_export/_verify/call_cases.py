@@ -219,7 +219,7 @@ def filled_case(
     for piece in np.array_split(rows, range(at_once, len(rows), at_once)):
         check_time()
         arguments = reference_inputs(call, arrays, piece)
-        parts.append(expected_rows(call, arguments, computed_in, leaks=bool(case.nan_in)))
+        parts.append(expected_rows(call.outputs, arguments, computed_in, leaks=bool(case.nan_in)))
         if call.cached and not copies:  # each piece has the whole cache
             cache = {name: heads_first(call, arguments[name]) for name in ("key", "value")}
             copies = {f"present_{name}": ExpectedRows(x, x) for name, x in cache.items()}

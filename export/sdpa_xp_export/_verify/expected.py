@@ -6,7 +6,7 @@ The reference takes one boolean mask, what is added, and all keys and values, al
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
@@ -42,12 +42,12 @@ def stated_dtype(call: ExportCall, name: str) -> str:
 
 
 def expected_rows(
-    call: ExportCall, arguments: Arrays, computed_in: str, *, leaks: bool = False
+    outputs: Sequence[str], arguments: Arrays, computed_in: str, *, leaks: bool = False
 ) -> dict[str, ExpectedRows]:
-    """Return the expected values of each output of the call, for the rows in `arguments`.
+    """Return the expected values of each of the outputs, for the rows in `arguments`.
 
     Args:
-        call: The call.
+        outputs: Their names.
         arguments: The arguments of `reference.attention`; see `reference_inputs`.
         computed_in: The dtype of the textbook formula.
         leaks: Whether a NaN of a key or value may also show where a mask hides it from some queries only.
@@ -71,7 +71,7 @@ def expected_rows(
         )
         return ExpectedRows(exact[name], one, size, term, spread, np.isnan(unmasked[name]) if leaks else None)
 
-    return {name: rows(name) for name in call.outputs}
+    return {name: rows(name) for name in outputs}
 
 
 def _reference(arguments: Arrays) -> dict[str, Floats]:

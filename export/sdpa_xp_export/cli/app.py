@@ -16,14 +16,17 @@ from .._runtime.limits import ModelFailedError
 from . import __doc__
 from .compare import agree, list_backends, run_demo
 from .export import export
+from .judge import judge
 from .terminal import say
 from .verify import run_verify
 
-FUNCTIONS = ("TensorSpec", "demo", "export", "export_attention", "find", "save", "verify")
+FUNCTIONS = ("TensorSpec", "demo", "export", "export_attention", "find", "judge", "save", "verify")
 """The functions in whose messages the command puts its own name."""
 KEYWORDS = {
     "backends": "--backend",
     "json": "--json",
+    "dtypes": "--dtype",
+    "names": "--name",
     "output": "--output",
     "overwrite": "--force",
     "path": "--output",
@@ -43,6 +46,7 @@ Graphs:
 \b
 Libraries on this machine:
   sdpa-xp backends
+  sdpa-xp judge torch.nn.functional:scaled_dot_product_attention --dtype float32
   sdpa-xp agree --backend numpy --dtype float32
   sdpa-xp demo
 """
@@ -76,6 +80,7 @@ def options(
 
 app.command("export")(export)
 app.command("verify")(run_verify)
+app.command("judge")(judge)
 app.command("agree")(agree)
 app.command("demo")(run_demo)
 app.command("backends")(list_backends)

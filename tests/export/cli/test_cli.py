@@ -64,7 +64,7 @@ def test_help_says_all_of_what_each_command_does(monkeypatch: pytest.MonkeyPatch
     assert "\n    130  interrupted\n" in commands
     assert max(map(len, commands.splitlines())) <= 80
     lines = commands.partition("\n\n")[0].splitlines()
-    assert [line.split()[0] for line in lines] == ["export", "verify", "agree", "demo", "backends"]
+    assert [line.split()[0] for line in lines] == ["export", "verify", "judge", "agree", "demo", "backends"]
     assert all(line.endswith(".") and not line.endswith("...") for line in lines)
 
 
@@ -262,7 +262,7 @@ def test_as_a_module() -> None:
     assert done.stderr == "sdpa-xp: No such option: --fast. See sdpa-xp backends --help.\n"
 
 
-@pytest.mark.parametrize("command", ["export", "verify", "agree", "demo", "backends"])
+@pytest.mark.parametrize("command", ["export", "verify", "judge", "agree", "demo", "backends"])
 def test_the_help_says_what_each_flag_takes(command: str) -> None:
     """Its value, not its type in Python; and in `verify`, nothing of onnxruntime that is so in any engine."""
     text = " ".join(run(command, "--help")[1].split())

@@ -134,7 +134,7 @@ def test_large_scores_in_float64_have_the_error_of_float32_scaled_down() -> None
     call = checked_call("test", qkv, qkv, qkv)
     narrow = {name: x.astype(np.float32) for name, x in (("query", query), ("key", key), ("value", value))}
     both = ((arguments, "float64"), (arguments | narrow, "float32"))
-    rows = [expected_rows(call, inputs, dtype)["output"] for inputs, dtype in both]
+    rows = [expected_rows(call.outputs, inputs, dtype)["output"] for inputs, dtype in both]
     error, of_float32 = (np.max(np.abs(one.textbook - one.reference)) / one.largest for one in rows)
     assert error == pytest.approx(of_float32 * 2.0**-29, rel=1e-3)
     assert error > 100 * 2.0**-52

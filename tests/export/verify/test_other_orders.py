@@ -90,7 +90,7 @@ def shares(
         arrays = internals.random_inputs(call, setting.lengths, rng, setting.size)
         arrays = internals.with_extremes(call, arrays, setting.extreme, rng) if setting.extreme else arrays
         arguments = internals.reference_inputs(call, arrays)
-        drawn.append((setting, arguments, internals.expected_rows(call, arguments, dtype)))
+        drawn.append((setting, arguments, internals.expected_rows(call.outputs, arguments, dtype)))
     for block in BLOCKS:
         with monkeypatch.context() as patch:
             xp = in_blocks(patch, block)

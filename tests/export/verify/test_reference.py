@@ -15,7 +15,8 @@ import pytest
 def expected_output(
     call: internals.ExportCall, inputs: dict[str, Any], computed_in: str
 ) -> internals.ExpectedRows:
-    return internals.expected_rows(call, internals.reference_inputs(call, inputs), computed_in)[call.outputs[0]]
+    arguments = internals.reference_inputs(call, inputs)
+    return internals.expected_rows(call.outputs, arguments, computed_in)[call.outputs[0]]
 
 
 @pytest.mark.parametrize("case", internals.features("float64"))

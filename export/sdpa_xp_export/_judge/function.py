@@ -1,0 +1,253 @@
+"""How a function that is judged is called: its library, its names of arguments, its layout, its gradients."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdpa_xp._checks.messages import nearest_hint
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
+
+from .._agree.backends import LIBRARIES, Backend, find_backends
+from .._runtime import session
+from .._runtime.releases import PROVIDERS
+from .cases import Arrays, HardCase, data
+from .semantics import GRADIENTS
+
+LAYOUTS = ("...HLE", "...LHE")
+SYNONYMS = {
+    "mask": ("attn_mask", "mask", "attention_mask"),
+    "bias": ("bias", "attn_bias"),
+    "is_causal": ("is_causal", "causal", "use_causal_mask"),
+    "scale": ("scale", "softmax_scale", "sm_scale"),
+    "softcap": ("softcap", "logits_soft_cap", "attn_logits_soft_cap", "logit_softcap"),
+    "sinks": ("sinks", "s_aux"),
+    "group heads": ("enable_gqa",),
+}
+"""The names that an argument has in the libraries that are known, by the name that the cases have for it."""
+LIBRARIES_OF_MODULES = {"torch": "torch", "jax": "jax", "mlx": "mlx", "cupy": "cupy", "dask": "dask"}
+
+
+class LacksError(Exception):
+    """The function has no argument for what a case needs."""
+
+
+class ChangedError(Exception):
+    """The function wrote to an input, which it names."""
+
+
+@dataclass(frozen=True)
+class JudgedFunction:
+    """A function, and how the arrays and options of a case become its arguments."""
+
+    function: Callable[..., Any]
+    name: str
+    backend: Backend
+    names: Mapping[str, Any]
+    """Its keyword by the name of the cases; a pair is a keyword and the value that asks for it."""
+    layout: str = "...HLE"
+    needed: frozenset[str] = frozenset()
+    """The options that it has no default for, of `mask` and `scale`."""
+    is_model: bool = False
+
+    def results(self, case: HardCase, dtype: str, answers: Mapping[str, str]) -> dict[str, NDArray[Any]]:
+        """Return the outputs of the case by name.
+
+        Raises:
+            LacksError: It has no argument for an option of the case, or no gradients.
+            ChangedError: It wrote to an input.
+        Exception: Whatever it raises, if it refuses the call.
+        """
+        arrays = case.arrays(dtype)
+        keywords = {k: self._put(x) for k, x in self._keywords(case, arrays, answers).items()}
+        if "gradients" in case.outputs:
+            return self._gradients(arrays, keywords)
+        tokens = [self._put(self._laid_out(arrays[name])) for name in GRADIENTS]
+        before = [np.array(self.backend.get(x)) for x in tokens]
+        result = self.function(*tokens, **keywords)
+        for name, old, new in zip(GRADIENTS, before, tokens, strict=True):
+            if old.tobytes() != np.array(self.backend.get(new)).tobytes():
+                raise ChangedError(name)
+        first, *others = result if isinstance(result, tuple | list) else (result,)
+        results = {"output": self._laid_out(self.backend.get(first))}
+        if "lse" in case.outputs:
+            shape = results["output"].shape[:-1]
+            states = [x for x in others if getattr(x, "shape", None) == shape]
+            if not states:
+                raise LacksError("it returns no log-sum-exp")
+            results["lse"] = self.backend.get(states[0])
+        return {name: results[name] for name in case.outputs}
+
+    def _keywords(self, case: HardCase, arrays: Arrays, answers: Mapping[str, str]) -> Arrays:
+        """Return the keywords of a call, in NumPy."""
+        options = dict(case.options)
+        mask, bias = arrays["mask"], arrays["bias"]
+        if mask is not None and answers.get("boolean") == "False may attend":
+            mask = ~mask
+        if bias is not None and not self._takes("bias"):  # a floating mask, which the boolean one joins
+            if mask is not None:
+                bias = np.where(mask, bias, np.asarray(-math.inf, bias.dtype))
+            mask, bias = bias, None
+        options |= {"mask": mask, "bias": bias, "sinks": arrays["sinks"]}
+        if case.heads[:1] != case.heads[-1:] and self._takes("group heads"):
+            options["group heads"] = True
+        if "mask" in self.needed and mask is None:
+            options["mask"] = np.ones((1,) * (len(case.pairs) - 2) + case.lengths, bool)
+        if "scale" in self.needed:
+            options.setdefault("scale", 1 / math.sqrt(case.widths[0]))
+        keywords: Arrays = {}
+        for name, value in options.items():
+            if value is None:
+                continue
+            if not self._takes(name):
+                raise LacksError(f"it has no argument for {name}")
+            word = self.names[name]
+            if not isinstance(word, str) and not value:  # a value asks for the option: without it, nothing does
+                continue
+            keyword, passed = (word, value) if isinstance(word, str) else word
+            if keyword in keywords:
+                raise LacksError(f"its {keyword} takes one of two options")
+            keywords[keyword] = passed
+        return keywords
+
+    def _takes(self, name: str) -> bool:
+        return name in self.names
+
+    def _put(self, x: Any) -> Any:
+        return self.backend.put(x) if isinstance(x, np.ndarray) else x
+
+    def _laid_out(self, x: NDArray[Any]) -> NDArray[Any]:
+        """Return an array with its heads where the function has them; the same swap leads back."""
+        return np.swapaxes(x, -2, -3) if self.layout == "...LHE" and x.ndim > 2 else x
+
+    def _gradients(self, arrays: Arrays, keywords: Arrays) -> dict[str, NDArray[Any]]:
+        tokens = [self._put(self._laid_out(arrays[name])) for name in GRADIENTS]
+        cotangent = self._put(self._laid_out(arrays["cotangent"]))
+        if self.backend.name == "torch" and not self.is_model:
+            for x in tokens:
+                x.requires_grad_()
+            self._first(self.function(*tokens, **keywords)).backward(cotangent)
+            gradients = [x.grad for x in tokens]
+        elif self.backend.name == "jax":
+            jax = importlib.import_module("jax")
+            pullback = jax.vjp(lambda *x: self._first(self.function(*x, **keywords)), *tokens)[1]
+            gradients = pullback(cotangent)
+        else:
+            raise LacksError("gradients of torch and JAX are judged")
+        arrays_out = (self._laid_out(self.backend.get(x)) for x in gradients)
+        return {f"d {name}": x for name, x in zip(GRADIENTS, arrays_out, strict=True)}
+
+    @staticmethod
+    def _first(result: Any) -> Any:
+        return result[0] if isinstance(result, tuple | list) else result
+
+
+def find_function(
+    function: Callable[..., Any] | str | os.PathLike[str],
+    *,
+    library: str | None = None,
+    names: Mapping[str, Any] | None = None,
+    layout: str | None = None,
+) -> JudgedFunction:
+    """Return a function that is passed, named as `module:function`, or in an ONNX file, and how it is called.
+
+    Raises:
+        TypeError: `function` is neither.
+        ValueError: There is none of that name, or `library`, a name or the layout is not known.
+    """
+    if not isinstance(names, Mapping | None):
+        rule = "`names` must be a mapping from the names of the cases to keywords"
+        raise ArgumentTypeError("judge", rule, {"names": repr(names)})
+    target, shown, is_model = function, getattr(function, "__qualname__", repr(function)), False
+    if isinstance(function, str | os.PathLike):
+        shown = os.fspath(function)
+        is_model = shown.endswith(".onnx")
+        target = _of_model(Path(shown)) if is_model else _imported(shown)
+    if not callable(target):
+        rule = "`function` must be callable, or name one as `module:function`, or an ONNX file"
+        raise ArgumentTypeError("judge", rule, {"function": type(target).__name__})
+    module = (shown if isinstance(function, str) else str(getattr(target, "__module__", ""))).partition(":")[0]
+    known: dict[str, Any] = data()["functions"].get(f"{module}:{shown.rpartition(':')[2]}", {})
+    library = library or known.get("library") or LIBRARIES_OF_MODULES.get(module.partition(".")[0], "numpy")
+    layout = layout or known.get("layout", LAYOUTS[0])
+    if layout not in LAYOUTS:
+        rule = f"`layout` must be one of {', '.join(LAYOUTS)}"
+        raise ArgumentValueError("judge", rule, {"layout": repr(layout)})
+    names_here, needed = _names(target)
+    words = {**names_here, **known.get("names", {}), **(names or {})}
+    if unknown := [name for name in words if name not in SYNONYMS]:
+        rule = f"`names` must be for {', '.join(SYNONYMS)}"
+        raise ArgumentValueError(
+            "judge", rule, {"names": repr(unknown[0])}, nearest_hint(unknown[0], [*SYNONYMS])
+        )
+    if library not in LIBRARIES:
+        rule = f"`library` must be one of {', '.join(LIBRARIES)}"
+        raise ArgumentValueError("judge", rule, {"library": repr(library)}, nearest_hint(library, LIBRARIES))
+    return JudgedFunction(target, shown, find_backends([library])[0], words, layout, needed, is_model)
+
+
+def _imported(text: str) -> Any:
+    """Return the function of `module:function`; the module may lie in the working directory."""
+    module, _, path = text.partition(":")
+    if not module or not path:
+        rule = "`function` must be written as `module:function`, or be an ONNX file"
+        raise ArgumentValueError("judge", rule, {"function": repr(text)})
+    if os.getcwd() not in sys.path:  # a console script has its own folder first
+        sys.path.insert(0, os.getcwd())
+    try:
+        target = importlib.import_module(module)
+        for name in path.split("."):
+            target = getattr(target, name)
+    except (ImportError, AttributeError) as error:
+        rule = "`function` must name a function that can be imported"
+        raise ArgumentValueError("judge", rule, {"function": repr(text), "error": str(error)}) from error
+    return target
+
+
+def _names(function: Callable[..., Any]) -> tuple[dict[str, str], frozenset[str]]:
+    """Return the keyword of each option that the function has, and the options that it must get."""
+    needed: set[str] = set()
+    try:
+        parameters = inspect.signature(function).parameters
+        words = {*parameters}
+        needed = {name for name, x in parameters.items() if x.default is x.empty}
+        if any(x.kind is x.VAR_KEYWORD for x in parameters.values()) and len(parameters) <= 4:
+            words |= {synonyms[0] for synonyms in SYNONYMS.values()}  # it passes them on
+    except (TypeError, ValueError):  # compiled functions say it in their text
+        text = (function.__doc__ or "").partition("->")[0]
+        words = {*re.findall(r"\w+", text)}
+        needed = {*re.findall(r"(\w+): float,", text)}
+    chosen = {name: next((s for s in synonyms if s in words), "") for name, synonyms in SYNONYMS.items()}
+    return {n: word for n, word in chosen.items() if word}, frozenset(
+        n for n, w in chosen.items() if w in needed
+    )
+
+
+def _of_model(path: Path) -> Callable[..., Any]:
+    """Return a model as a function of query, key and value, and of what else it has inputs for."""
+    from .._files.loading import load  # onnx is loaded for a file alone
+
+    model = load("judge", path)
+    opened = session.open_session(model, PROVIDERS["cpu"], "judge")
+    inputs = [entry.name for entry in model.graph.input]
+
+    def run(query: Any, key: Any, value: Any, **more: Any) -> Any:
+        feeds = {"query": query, "key": key, "value": value, **more}
+        with session.errors_reworded("run", "judge"):
+            return tuple(opened.run({name: np.asarray(x) for name, x in feeds.items()}).values())
+
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in inputs]
+    )
+    return run

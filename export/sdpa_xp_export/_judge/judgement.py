@@ -1,0 +1,245 @@
+"""One judgement: the questions, the cases, and the smallest calls that fail."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
+
+from .._verify.judging import Compared, judge_rows
+from ..report import Agreement
+from .cases import HardCase, all_cases, data, read_case
+from .function import ChangedError, JudgedFunction, LacksError
+from .semantics import LACKS, LEAKS, REFUSED, WRONG, expected, is_judged
+from .verdict import Answer, Fault, NotJudged, Verdict
+
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+SHRINKS = 60
+"""The most calls by which the smallest failing one is sought, for each fault."""
+SHRUNK = 4
+"""The number of faults whose smallest call is sought: the first ones, which are the smallest cases."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One case in one dtype, and what the function gave."""
+
+    case: HardCase
+    dtype: str
+    compared: Mapping[str, Compared]
+    wrong: str = ""
+    """What is wrong beside numbers."""
+
+
+class Judgement:
+    """One judgement: the function, its answers, and what was tried."""
+
+    def __init__(self, function: JudgedFunction, dtypes: Sequence[str], *, contract: bool = False) -> None:
+        if isinstance(dtypes, str) or not all(isinstance(dtype, str) for dtype in dtypes):
+            raise ArgumentTypeError("judge", "`dtypes` must be a list of names", {"dtypes": repr(dtypes)})
+        if not dtypes or not {*dtypes} <= {*DTYPES}:
+            rule = f"`dtypes` must be among {', '.join(DTYPES)}"
+            raise ArgumentValueError("judge", rule, {"dtypes": repr(dtypes)})
+        self.function, self.dtypes, self.contract = function, dtypes, contract
+        self.answers: dict[str, str] = {}
+
+    @cached_property
+    def only(self) -> Verdict:
+        return self.verdict()
+
+    def planned(self) -> Iterator[tuple[HardCase, str]]:
+        """Yield each case with each of its dtypes, the smallest first."""
+        for case in sorted(all_cases(), key=lambda case: case.size):
+            yield from ((case, dtype) for dtype in case.dtypes if dtype in self.dtypes)
+
+    def verdict(self, watch: Callable[[int, int, str], object] | None = None) -> Verdict:
+        with np.errstate(all="ignore"):  # of a wrong function, errors overflow
+            return self._verdict(watch)
+
+    def _verdict(self, watch: Callable[[int, int, str], object] | None) -> Verdict:
+        start, backend = time.perf_counter(), self.function.backend
+        profile, tried, left_out = self._profile(), list[Tried](), list[NotJudged]()
+        self.answers = {} if self.contract else self.answers
+        planned = [*self.planned()]
+        takes = {dtype: backend.holds(dtype) for dtype in self.dtypes}
+        for count, (case, dtype) in enumerate(planned):
+            if watch:
+                watch(count, len(planned), case.name)
+            result = self._tried(case, dtype) if takes[dtype] else f"no {dtype} on {backend.name}"
+            if isinstance(result, str):
+                left_out.append(NotJudged(case.name, dtype, result))
+            else:
+                tried.append(result)
+        faults = self._faults(tried)
+        library = f"{backend.name} {backend.version}, {backend.device}"
+        elapsed = time.perf_counter() - start
+        return Verdict(
+            self.function.name, library, profile, faults, len(tried), tuple(left_out), elapsed, self.contract
+        )
+
+    def _profile(self) -> tuple[Answer, ...]:
+        """Ask the questions of the file, one after the other: each builds on the answers before it."""
+        profile = []
+        for entry in data()["questions"]:
+            case = read_case(entry["case"] | {"name": entry["question"], "rules": [entry["rule"]]})
+            answer = self._answer(case, entry["field"], entry["answers"])
+            self.answers[entry["field"]] = answer
+            profile.append(Answer(entry["question"], answer, entry["answers"][0], entry["rule"]))
+        return (*profile, self._kept_dtype(data()["dtype"]))
+
+    def _kept_dtype(self, entry: Mapping[str, Any]) -> Answer:
+        """Ask whether the result has the dtype of the query, in each dtype that the function takes."""
+        case, others = read_case(entry["case"] | {"name": entry["question"], "rules": [entry["rule"]]}), []
+        for dtype in filter(self.function.backend.holds, self.dtypes):
+            try:
+                got = self.function.results(case, dtype, self.answers)["output"].dtype.name
+            except Exception:  # a dtype that it refuses has no result
+                continue
+            others += [f"{got} of {dtype}"] if got != dtype else []
+        answer = self.answers["dtype"] = ", ".join(others) or entry["answers"][0]
+        return Answer(entry["question"], answer, entry["answers"][0], entry["rule"])
+
+    def _answer(self, case: HardCase, field: str, answers: Iterable[str]) -> str:
+        dtype = case.dtypes[0]
+        if not self.function.backend.holds(dtype):
+            return REFUSED
+        for answer in answers:
+            answered = self.answers | {field: answer}
+            try:
+                results = self.function.results(case, dtype, answered)
+            except LacksError:
+                return LACKS
+            except ChangedError:
+                return WRONG
+            except Exception as error:  # whatever a function raises refuses the call
+                if isinstance(error, TypeError) and "scale" in str(error) and not self.function.needed:
+                    self.function = replace(self.function, needed=frozenset({"scale"}))
+                    return self._answer(case, field, answers)
+                return REFUSED
+            if answer == LEAKS:
+                return LEAKS if any(np.isnan(x.astype(np.float64)).any() for x in results.values()) else WRONG
+            rows = expected(case, dtype, answered)
+            if all(judge_rows([Compared(x, rows[n])], dtype)[0].agrees for n, x in results.items()):
+                return answer
+        return WRONG
+
+    def _tried(self, case: HardCase, dtype: str) -> Tried | str:
+        """Return what the function gives in a case, beside what is expected; or why it is not judged."""
+        if not is_judged(case, self.answers):
+            return "its profile says that it means something else"
+        try:
+            results = self.function.results(case, dtype, self.answers)
+        except LacksError as error:
+            return str(error)
+        except ChangedError as error:
+            return Tried(case, dtype, {}, f"it changes its {error}")
+        except Exception as error:  # whatever a function raises refuses the call
+            return f"refused: {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
+        rows = expected(case, dtype, self.answers)
+        of_query = data()["dtype"]["answers"][0]
+        kept = self.answers.get("dtype", of_query) == of_query
+        wrong = [
+            f"{n} is {x.dtype.name}"
+            for n, x in results.items()
+            if kept and n != "lse" and x.dtype.name != dtype
+        ]
+        size = float(case.draw.get("query", {}).get("times", 1.0))
+        compared = {
+            name: Compared(x, rows[name], max(size, 1.0), _kind(case), dtype) for name, x in results.items()
+        }
+        return Tried(case, dtype, compared, "".join(wrong[:1]))
+
+    def _faults(self, tried: Sequence[Tried]) -> tuple[Fault, ...]:
+        """Judge each output of all cases of a dtype together: one bound of all is no looser, and no luck."""
+        worst: dict[int, tuple[Agreement, str]] = {}
+        for dtype in self.dtypes:
+            for output in {name for one in tried for name in one.compared if one.dtype == dtype}:
+                those = [(n, x) for n, x in enumerate(tried) if x.dtype == dtype and output in x.compared]
+                agreements = judge_rows([one.compared[output] for _, one in those], dtype)
+                for (n, _), agreement in zip(those, agreements, strict=True):
+                    if not agreement.agrees and (n not in worst or agreement.share > worst[n][0].share):
+                        worst[n] = agreement, output
+        faults: list[Fault] = []
+        for n, one in enumerate(tried):
+            if n in worst or one.wrong:
+                faults.append(self._fault(one, *worst.get(n, (None, "")), shrinks=len(faults) < SHRUNK))
+        return tuple(faults)
+
+    def _fault(self, one: Tried, agreement: Agreement | None, output: str, *, shrinks: bool) -> Fault:
+        case = one.case
+        if agreement is None:
+            return Fault(
+                case.name, one.dtype, case.rules, one.wrong, math.inf, 0.0, math.inf, case.described(), case.why
+            )
+        compared = one.compared[output]
+        what, times = f"{output} has shape {compared.result.shape}", math.inf
+        if compared.result.shape == compared.expected.reference.shape:
+            index = agreement.index
+            got, right = float(compared.result[index]), float(compared.expected.reference[index])
+            allowed = float(
+                np.max(np.abs(compared.expected.textbook - compared.expected.reference), initial=0.0)
+            )
+            times = agreement.absolute / allowed if allowed else math.inf
+            what = f"{output}{list(index)} is {got:.6g}, not {right:.6g}"
+            if math.isfinite(times):
+                what += f": off by {agreement.absolute:.2g}, {times:.3g} times the textbook's largest error"
+        small = self._smallest(case, one.dtype) if shrinks else case
+        return Fault(
+            case.name,
+            one.dtype,
+            case.rules,
+            what,
+            agreement.absolute,
+            agreement.bound,
+            times,
+            small.described(),
+            case.why,
+        )
+
+    def _smallest(self, case: HardCase, dtype: str) -> HardCase:
+        """Return the smallest case like this one that still fails, each length tried smaller in turn."""
+        calls, small, shrinks = 0, case, True
+        while shrinks and calls < SHRINKS:
+            shrinks = False
+            for smaller in _smaller(small):
+                calls += 1
+                if calls >= SHRINKS:
+                    break
+                if self._fails(smaller, dtype):
+                    small, shrinks = smaller, True
+                    break
+        return small
+
+    def _fails(self, case: HardCase, dtype: str) -> bool:
+        try:
+            one = self._tried(case, dtype)
+        except (ValueError, IndexError):  # a smaller shape that the rules of the case do not fit
+            return False
+        return not isinstance(one, str) and not all(
+            judge_rows([x], dtype)[0].agrees for x in one.compared.values()
+        )
+
+
+def _kind(case: HardCase) -> str:
+    """Return what the errors of a case depend on beside the size of its scores."""
+    return " ".join(sorted(name for name, rule in case.draw.items() if {"times", "uneven", "plus"} & {*rule}))
+
+
+def _smaller(case: HardCase) -> Iterator[HardCase]:
+    """Yield cases that are smaller in one respect: halves first, then one less."""
+    for name in ("batch", "lengths", "widths"):
+        numbers = getattr(case, name)
+        for n, number in enumerate(numbers):
+            for less in dict.fromkeys((1, number // 2, number - 1)):
+                if 0 < less < number:
+                    smaller: dict[str, Any] = {name: (*numbers[:n], less, *numbers[n + 1 :])}
+                    yield replace(case, **smaller)
+    if len(case.heads) == 2 and case.heads[0] > 1:
+        yield replace(case, heads=(case.heads[0] // case.heads[1], 1) if case.heads[1] > 1 else (1, 1))

@@ -1,0 +1,260 @@
+"""The judge is judged: planted faults are found, right functions raise no alarm, and refusals never pass."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import unittest
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from internals import judge_cases_data, judge_semantics
+from planted_attention import FAULTS, RIGHT, attention
+
+from sdpa_xp import scaled_dot_product_attention
+from sdpa_xp_export import TensorSpec, Verdict, export_attention, judge, judge_cases, save
+
+CASES = judge_cases_data.all_cases()
+CONTRACT = (Path(__file__).parents[3] / "docs" / "reference" / "contract.md").read_text("utf-8")
+
+
+def with_plant(plant: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
+    """The right attention with a fault, and the signature of torch."""
+
+    def planted(
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        *,
+        bias: Any = None,
+        is_causal: bool = False,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sinks: Any = None,
+    ) -> Any:
+        rules = {"bias": bias, "is_causal": is_causal, "scale": scale, "softcap": softcap, "sinks": sinks}
+        return attention(query, key, value, attn_mask, **rules, plant=plant)
+
+    return planted
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_found(name: str) -> None:
+    verdict = judge(with_plant(FAULTS[name]), contract=name == "masked by the least number")
+    assert verdict.faults, verdict
+    assert not verdict.agrees
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_function_raises_no_alarm(name: str) -> None:
+    verdict = judge(RIGHT[name])
+    assert verdict.agrees, verdict
+    assert verdict.judged > 150
+
+
+@pytest.mark.parametrize("arrays_of", ["numpy", "torch", "array-api-strict"])
+def test_the_library_itself_is_right_and_keeps_the_contract(arrays_of: str) -> None:
+    verdict = judge(scaled_dot_product_attention, library=arrays_of, dtypes=["float32"])
+    assert verdict.agrees, verdict
+    assert not verdict.departures
+
+
+def departing(change: Callable[[Any, Any, Any], Any]) -> Callable[..., Any]:
+    """Another answer to what a query without a key gives."""
+    return with_plant({"output": change})
+
+
+def mean(output: Any, value: Any, allowed: Any) -> Any:
+    return np.where(allowed.any(axis=-1)[..., None], output, value.mean(axis=-2, keepdims=True))
+
+
+def nan(output: Any, _value: Any, allowed: Any) -> Any:
+    return np.where(allowed.any(axis=-1)[..., None], output, math.nan)
+
+
+OTHER_MEANINGS: dict[str, tuple[dict[str, Callable[..., Any]], str, str]] = {
+    "mean": ({"output": mean}, "A query whose keys are all masked gives", "mean"),
+    "NaN": ({"output": nan}, "A query whose keys are all masked gives", "NaN"),
+    "lower right": (
+        {"causal": lambda _, pairs: np.tri(*pairs[-2:], pairs[-1] - pairs[-2], dtype=bool)},
+        "With is_causal and more keys than queries, the diagonal starts at the",
+        "lower right",
+    ),
+    "inverted masks": ({"mask": lambda mask, *_: ~np.asarray(mask)}, "A boolean mask says", "False may attend"),
+    "no scale": (
+        {"scale": lambda s, q, v, passed: 1.0 if passed is None else s},
+        "The scale, if none is passed",
+        "1",
+    ),
+    "always causal": (
+        {"is_causal": lambda *_: True},
+        "If it is told nothing, a query attends to",
+        "upper left",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_MEANINGS)
+def test_another_meaning_is_said_and_is_no_fault_unless_the_contract_is_asked_for(name: str) -> None:
+    plant, question, answer = OTHER_MEANINGS[name]
+    verdict = judge(with_plant(plant), dtypes=["float32"])
+    assert {a.question: a.answer for a in verdict.departures}[question] == answer
+    assert verdict.agrees, verdict
+    assert judge(with_plant(plant), dtypes=["float32"], contract=True).faults
+
+
+def test_another_dtype_is_said() -> None:
+    verdict = judge(lambda *x, **more: attention(*x, **more).astype(np.float64), dtypes=["float32", "float16"])
+    (answer,) = (a for a in verdict.departures if a.rule == "R4")
+    assert answer.answer == "float64 of float32, float64 of float16"
+    assert verdict.agrees
+
+
+def refuses(query: Any, key: Any, value: Any) -> Any:
+    raise NotImplementedError("not today")
+
+
+def test_what_refuses_everything_does_not_pass() -> None:
+    verdict = judge(refuses, dtypes=["float32"])
+    assert not verdict.agrees
+    assert not verdict.judged
+    assert {entry.reason for entry in verdict.not_judged} >= {"refused: NotImplementedError: not today"}
+    assert "nothing shown" in repr(verdict)
+
+
+def scaling_its_query(query: Any, key: Any, value: Any) -> Any:
+    result = attention(query, key, value)
+    query *= 2
+    return result
+
+
+def test_a_function_that_writes_to_its_inputs_is_wrong() -> None:
+    assert "it changes its query" in {fault.what for fault in judge(scaling_its_query).faults}
+
+
+def test_a_fault_says_the_smallest_call_that_fails() -> None:
+    verdict = judge(with_plant(FAULTS["a last partial tile of 16 is lost"]), dtypes=["float32"])
+    fault = verdict.faults[0]
+    keys = re.search(r"key \(1, 1, (\d+), ", fault.smallest)
+    assert keys
+    assert int(keys[1]) == 17
+    assert fault.error > fault.bound
+    assert fault.rules
+    shown = str(verdict)
+    assert shown.index("What it means by attention") < shown.index("Where it is wrong by its own semantics")
+    assert json.loads(json.dumps(verdict.to_json()))["faults"][0]["case"] == fault.case
+
+
+def test_other_names_and_another_layout() -> None:
+    def theirs(q: Any, k: Any, v: Any, hide: Any = None, diagonal: str = "no") -> Any:
+        q, k, v = (np.swapaxes(x, -2, -3) if x.ndim > 2 else x for x in (q, k, v))
+        result = attention(q, k, v, hide, is_causal=diagonal == "yes")
+        return np.swapaxes(result, -2, -3) if result.ndim > 2 else result
+
+    names = {"mask": "hide", "is_causal": ("diagonal", "yes")}
+    verdict = judge(theirs, names=names, layout="...LHE", dtypes=["float32"])
+    assert verdict.agrees, verdict
+    assert {a.answer for a in verdict.profile if a.rule == "R14"} == {"all pairs", "upper left", "both"}
+
+
+def test_cases_are_tests_of_pytest() -> None:
+    right, wrong = (
+        judge_cases(f) for f in (RIGHT["in tiles, from the last"], with_plant(FAULTS["no maximum"]))
+    )
+    assert len(right) == len({str(case) for case in right}) == sum("float32" in case.dtypes for case in CASES)
+    outcomes = []
+    for case in [*right, *wrong]:
+        try:
+            case.check()
+            outcomes.append("passes")
+        except unittest.SkipTest:
+            outcomes.append("skips")
+        except AssertionError as error:
+            outcomes.append("fails" if case.case.name in str(error) else "has another name")
+    assert "fails" not in outcomes[: len(right)]
+    assert {"passes", "skips", "fails"} == {*outcomes}
+
+
+def test_a_model_is_judged(tmp_path: Path) -> None:
+    query, keys = TensorSpec("float32", ("B", 2, "L", 8)), TensorSpec("float32", ("B", 2, "S", 8))
+    mask = TensorSpec("bool", ("B", 1, "L", "S"))
+    path = save(export_attention(query, keys, keys, attn_mask=mask), tmp_path / "right.onnx")
+    verdict = judge(path, dtypes=["float32"])
+    assert verdict.agrees, verdict
+    assert verdict.judged > 20
+    causal = judge(save(export_attention(query, keys, keys, is_causal=True), tmp_path / "causal.onnx"))
+    assert causal.profile[0].answer == "upper left"
+
+
+@pytest.mark.needs("torch")
+def test_gradients_of_torch_are_judged() -> None:
+    import torch
+
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(_context: Any, x: Any) -> Any:
+            return x.clone()
+
+        @staticmethod
+        def backward(_context: Any, gradient: Any) -> Any:
+            return 1.001 * gradient
+
+    def theirs(query: Any, key: Any, value: Any, attn_mask: Any = None) -> Any:
+        return torch.nn.functional.scaled_dot_product_attention(query, Wrong.apply(key), value, attn_mask)
+
+    verdict = judge(theirs, library="torch", dtypes=["float32"])
+    assert {fault.what.partition("[")[0] for fault in verdict.faults if "gradients" in fault.case} == {"d key"}
+
+
+def test_a_case_names_rules_of_the_contract_and_draws_its_numbers_as_the_file_says() -> None:
+    """The numbers again, from the words of the file, in integers of Python."""
+    known = {*re.findall(r'<a id="r\d+"></a>(R\d+)', CONTRACT)}
+    assert {rule for case in CASES for rule in case.rules} <= known
+    assert len({case.name for case in CASES}) == len(CASES)
+
+    def uniform(seed: int, number: int, index: int) -> float:
+        z = (index + 1 + seed * 2**40 + number * 2**32) % 2**64
+        z = z * 0x9E3779B97F4A7C15 % 2**64
+        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
+        return ((z ^ z >> 31) >> 11) / 2**53
+
+    case = next(case for case in CASES if case.name == "scale 0.3")
+    keys = case.arrays("float64")["key"].ravel()
+    for i in (0, 1, len(keys) - 1):
+        expected = math.sqrt(3) * (sum(uniform(case.seed, 2, 4 * i + j) for j in range(4)) - 2)
+        assert keys[i] == pytest.approx(expected, rel=1e-15)
+
+
+def test_the_reference_is_right_where_float64_is_not_enough() -> None:
+    """Some rows of float32 cases, in 60 digits: the reference is off by far less than what is judged."""
+    mpmath = pytest.importorskip("mpmath")
+    for name in ("scores times 1000, 7 queries, 19 keys", "all scores far above 0", "33 queries, 47 keys"):
+        case = next(case for case in CASES if case.name == name)
+        arrays, rows = case.arrays("float32"), judge_semantics.expected(case, "float32", {})["output"]
+        with mpmath.workdps(60):
+            query = [mpmath.mpf(float(x)) for x in arrays["query"][1, 1, 2]]
+            keys = [[mpmath.mpf(float(x)) for x in row] for row in arrays["key"][1, 1]]
+            scores = [mpmath.fdot(query, row) / mpmath.sqrt(len(row)) for row in keys]
+            weights = [mpmath.exp(score - max(scores)) for score in scores]
+            exact = mpmath.fdot(weights, map(float, arrays["value"][1, 1, :, 3])) / mpmath.fsum(weights)
+        largest = float(np.max(np.abs(rows.reference)))
+        assert abs(float(exact) - rows.reference[1, 1, 2, 3]) < 1e-11 * largest, name
+
+
+def test_half_dtypes_have_a_bound_of_their_own() -> None:
+    """Which is twice the error of the textbook formula in float16: a last rounding to 8 bits is within it."""
+
+    def rounds(query: Any, key: Any, value: Any) -> Any:
+        return attention(query, key, value).astype(ml_dtypes.bfloat16).astype(query.dtype)
+
+    verdict = judge(rounds)
+    assert {fault.dtype for fault in verdict.faults} == {"float32", "float64"}
+    assert isinstance(verdict, Verdict)
