@@ -85,17 +85,21 @@ def verdict_of(name: str) -> dict[str, Any]:
     from sdpa_xp_export import judge
 
     function, library = JUDGED[name]
-    found = judge(function, library=library)
-    profile = {answer.question: answer.answer for answer in found.profile}
+    verdict = judge(function, library=library)
+    profile = {answer.question: answer.answer for answer in verdict.profile}
     faults = [
         {"case": x.case, "dtype": x.dtype, "rules": x.rules, "what": x.what, "smallest": x.smallest}
-        for x in found.faults
+        for x in verdict.faults
     ]
-    reasons = sorted({entry.reason for entry in found.not_judged})
-    counts = {"judged": found.judged, "not judged": len(found.not_judged)}
-    return {"function": function, "library": found.library, **counts, "profile": profile, "faults": faults} | {
-        "reasons": reasons
-    }
+    reasons = sorted({entry.reason for entry in verdict.not_judged})
+    counts = {"judged": verdict.judged, "not judged": len(verdict.not_judged)}
+    return {
+        "function": function,
+        "library": verdict.library,
+        **counts,
+        "profile": profile,
+        "faults": faults,
+    } | {"reasons": reasons}
 
 
 def main(names: list[str]) -> int:

@@ -80,7 +80,7 @@ _MODULES = {name: module or name for module, names in _NAMES.items() for name in
 """
 _ELSEWHERE = {
     "it is in sdpa_xp_export": (
-        "JittedLayer JudgedCase LargeModel LayerReport Report TensorSpec Verdict "
+        "JittedLayer LargeModel LayerReport Report TensorSpec Verdict "
         "export_attention jit judge judge_cases save to_onnx verify verify_layer"
     ),
     "write scaled_dot_product_attention": (

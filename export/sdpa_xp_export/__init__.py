@@ -24,7 +24,7 @@ else:
     from ._files.model import LargeModel
     from .export import export_attention
     from .jit import JittedLayer, jit
-    from .judge import JudgedCase, Verdict, judge, judge_cases
+    from .judge import Verdict, judge, judge_cases
     from .report import LayerReport, Report
     from .save import save
     from .spec import TensorSpec
@@ -33,7 +33,6 @@ else:
 
 __all__ = [
     "JittedLayer",
-    "JudgedCase",
     "LargeModel",
     "LayerReport",
     "Report",

@@ -29,7 +29,7 @@ def judge(
 ) -> Verdict:
     """Judge an attention function: first what it means by attention, then where it is wrong by that.
 
-    Some 200 cases are data, each named for the rule of the contract that it checks. The answers are computed in
+    Some 260 cases are data, each named for the rule of the contract that it checks. The answers are computed in
     float64, row by row, in code that shares nothing with sdpa_xp's attention. An output may be off by twice the
     error of the textbook formula in the same dtype, and a few roundings (the rule of flash-attention's tests).
 
@@ -91,7 +91,12 @@ def judge_cases(
 ) -> list[JudgedCase]:
     """Return the cases of `judge` as tests of a function, for `pytest.mark.parametrize`.
 
-    The arguments are those of `judge`. A test calls `check()`. Nothing is computed before the first one.
+    A test calls `check()` of its case: it raises AssertionError if the function is wrong there, and
+    unittest.SkipTest if the case is not judged. Nothing is computed before the first one. All other arguments
+    are as in `judge`.
+
+    Args:
+        dtypes: Those to judge.
     """
     judged = Judgement(find_function(function, library=library, names=names, layout=layout), dtypes)
     return [JudgedCase(case, dtype, judged) for case, dtype in judged.planned()]

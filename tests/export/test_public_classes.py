@@ -30,7 +30,6 @@ def layer_report() -> Any:
 
 
 EXAMPLES: dict[str, Callable[[], Any]] = {
-    "JudgedCase": lambda: sdpa_xp_export.judge_cases(attention)[0],
     "Verdict": lambda: sdpa_xp_export.judge(attention, dtypes=["float32"]),
     "JittedLayer": lambda: sdpa_xp_export.jit(LINEAR),
     "TensorSpec": lambda: TensorSpec("float32", ("B", 2, 3, 8)),

@@ -181,6 +181,15 @@ def data() -> dict[str, Any]:
     return contents
 
 
+@cache
+def questions() -> dict[str, HardCase]:
+    """Return the case of each question, by the words of the question."""
+    entries = [*data()["questions"], data()["dtype"]]
+    return {
+        x["question"]: read_case(x["case"] | {"name": x["question"], "rules": [x["rule"]]}) for x in entries
+    }
+
+
 def read_case(entry: Mapping[str, Any]) -> HardCase:
     """Return a case from an entry of the file."""
     known = {f.name for f in fields(HardCase)}

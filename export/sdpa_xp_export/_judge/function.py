@@ -26,16 +26,6 @@ from .cases import Arrays, HardCase, data
 from .semantics import GRADIENTS
 
 LAYOUTS = ("...HLE", "...LHE")
-SYNONYMS = {
-    "mask": ("attn_mask", "mask", "attention_mask"),
-    "bias": ("bias", "attn_bias"),
-    "is_causal": ("is_causal", "causal", "use_causal_mask"),
-    "scale": ("scale", "softmax_scale", "sm_scale"),
-    "softcap": ("softcap", "logits_soft_cap", "attn_logits_soft_cap", "logit_softcap"),
-    "sinks": ("sinks", "s_aux"),
-    "group heads": ("enable_gqa",),
-}
-"""The names that an argument has in the libraries that are known, by the name that the cases have for it."""
 LIBRARIES_OF_MODULES = {"torch": "torch", "jax": "jax", "mlx": "mlx", "cupy": "cupy", "dask": "dask"}
 
 
@@ -186,10 +176,10 @@ def find_function(
         raise ArgumentValueError("judge", rule, {"layout": repr(layout)})
     names_here, needed = _names(target)
     words = {**names_here, **known.get("names", {}), **(names or {})}
-    if unknown := [name for name in words if name not in SYNONYMS]:
-        rule = f"`names` must be for {', '.join(SYNONYMS)}"
+    if unknown := [name for name in words if name not in data()["names"]]:
+        rule = f"`names` must be for {', '.join(data()['names'])}"
         raise ArgumentValueError(
-            "judge", rule, {"names": repr(unknown[0])}, nearest_hint(unknown[0], [*SYNONYMS])
+            "judge", rule, {"names": repr(unknown[0])}, nearest_hint(unknown[0], [*data()["names"]])
         )
     if library not in LIBRARIES:
         rule = f"`library` must be one of {', '.join(LIBRARIES)}"
@@ -223,12 +213,12 @@ def _names(function: Callable[..., Any]) -> tuple[dict[str, str], frozenset[str]
         words = {*parameters}
         needed = {name for name, x in parameters.items() if x.default is x.empty}
         if any(x.kind is x.VAR_KEYWORD for x in parameters.values()) and len(parameters) <= 4:
-            words |= {synonyms[0] for synonyms in SYNONYMS.values()}  # it passes them on
+            words |= {synonyms[0] for synonyms in data()["names"].values()}  # it passes them on
     except (TypeError, ValueError):  # compiled functions say it in their text
         text = (function.__doc__ or "").partition("->")[0]
         words = {*re.findall(r"\w+", text)}
         needed = {*re.findall(r"(\w+): float,", text)}
-    chosen = {name: next((s for s in synonyms if s in words), "") for name, synonyms in SYNONYMS.items()}
+    chosen = {name: next((s for s in synonyms if s in words), "") for name, synonyms in data()["names"].items()}
     return {n: word for n, word in chosen.items() if word}, frozenset(
         n for n, w in chosen.items() if w in needed
     )

@@ -15,7 +15,7 @@ from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 from .._verify.judging import Compared, judge_rows
 from ..report import Agreement
-from .cases import HardCase, all_cases, data, read_case
+from .cases import HardCase, all_cases, data, questions
 from .function import ChangedError, JudgedFunction, LacksError
 from .semantics import LACKS, LEAKS, REFUSED, WRONG, expected, is_judged
 from .verdict import Answer, Fault, NotJudged, Verdict
@@ -88,15 +88,14 @@ class Judgement:
         """Ask the questions of the file, one after the other: each builds on the answers before it."""
         profile = []
         for entry in data()["questions"]:
-            case = read_case(entry["case"] | {"name": entry["question"], "rules": [entry["rule"]]})
-            answer = self._answer(case, entry["field"], entry["answers"])
+            answer = self._answer(questions()[entry["question"]], entry["field"], entry["answers"])
             self.answers[entry["field"]] = answer
             profile.append(Answer(entry["question"], answer, entry["answers"][0], entry["rule"]))
         return (*profile, self._kept_dtype(data()["dtype"]))
 
     def _kept_dtype(self, entry: Mapping[str, Any]) -> Answer:
         """Ask whether the result has the dtype of the query, in each dtype that the function takes."""
-        case, others = read_case(entry["case"] | {"name": entry["question"], "rules": [entry["rule"]]}), []
+        case, others = questions()[entry["question"]], []
         for dtype in filter(self.function.backend.holds, self.dtypes):
             try:
                 got = self.function.results(case, dtype, self.answers)["output"].dtype.name

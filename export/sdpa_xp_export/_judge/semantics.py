@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import array_api_compat.numpy as numpy_namespace
@@ -19,7 +20,7 @@ from .._dtypes.dtype import numpy_dtype
 from .._verify.expected import expected_rows
 from .._verify.judging import ExpectedRows
 from .._verify.reference import attention_and_scores, stages
-from .cases import Arrays, HardCase, data
+from .cases import Arrays, HardCase, data, finfo
 
 Answers = Mapping[str, str]
 """An answer by the field of its question. What is not answered is as in the contract."""
@@ -46,7 +47,12 @@ def is_judged(case: HardCase, answers: Answers) -> bool:
 
 def expected(case: HardCase, dtype: str, answers: Answers) -> dict[str, ExpectedRows]:
     """Return the expected rows of each output of the case, in float64, with what bounds the errors."""
-    arrays = case.arrays(dtype)
+    return _expected(case, dtype, tuple(sorted(answers.items())))
+
+
+@lru_cache(maxsize=2048)  # most of the time of a judgement, and the same for most functions
+def _expected(case: HardCase, dtype: str, answered: tuple[tuple[str, str], ...]) -> dict[str, ExpectedRows]:
+    arrays, answers = case.arrays(dtype), dict(answered)
     if not math.prod(case.pairs):  # numbers have no maximum where there are none
         fill = np.nan if answers.get("no keys") == "NaN" else 0.0
         output = np.full((*case.shapes["query"][:-1], case.widths[1]), fill)
@@ -84,7 +90,7 @@ def _arguments(case: HardCase, arrays: Arrays, answers: Answers) -> Arrays:
     if bias is not None and answers.get("floating") == NOT_ZERO:
         allowed, bias = np.asarray(bias != 0), None
     if bias is not None and answers.get("finfo.min") == "masks":
-        bias = np.where(bias == np.min(bias), -np.inf, bias)
+        bias = np.where(bias == finfo(bias.dtype).min, -np.inf, bias)
     softcap = case.options.get("softcap")
     terms: tuple[Any, ...] = () if bias is None else (bias,)
     if softcap and bias is not None and answers.get("order") == "bias, softcap":

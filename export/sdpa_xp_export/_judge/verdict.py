@@ -74,6 +74,7 @@ class Verdict(Immutable):
     """What `judge` found; `print` shows it."""
 
     function: str
+    """Its name."""
     library: str
     """The array library, its version and its device."""
     profile: tuple[Answer, ...]
@@ -83,7 +84,9 @@ class Verdict(Immutable):
     judged: int
     """The number of cases, each in one dtype, that were judged."""
     not_judged: tuple[NotJudged, ...]
+    """The cases that say nothing of it, with the reason."""
     seconds: float
+    """The time of all cases."""
     contract: bool = False
     """Whether the faults are by the contract of sdpa_xp, not by the function's own semantics."""
 

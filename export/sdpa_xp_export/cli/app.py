@@ -46,7 +46,7 @@ Graphs:
 \b
 Libraries on this machine:
   sdpa-xp backends
-  sdpa-xp judge torch.nn.functional:scaled_dot_product_attention --dtype float32
+  sdpa-xp judge torch.nn.functional:scaled_dot_product_attention
   sdpa-xp agree --backend numpy --dtype float32
   sdpa-xp demo
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -9,7 +10,8 @@ import typer
 from sdpa_xp.errors import ArgumentValueError
 
 from .._agree.backends import LIBRARIES
-from .._judge.function import LAYOUTS, SYNONYMS
+from .._judge.cases import data
+from .._judge.function import LAYOUTS
 from .._judge.judgement import DTYPES
 from ..judge import judge as judged
 from . import DISAGREES
@@ -24,10 +26,10 @@ from .terminal import flags, progress, say, say_json
     },
     dtypes=", ".join(DTYPES),
     libraries=", ".join(LIBRARIES),
-    names=", ".join([*SYNONYMS][1:]),
+    names=", ".join([*data()["names"]][1:]),
 )
 def judge(
-    function: str,
+    function: Path,
     library: str | None = None,
     name: list[str] | None = None,
     layout: str | None = None,
@@ -55,7 +57,7 @@ def judge(
     chosen: Any = layout
     with progress("judge", quiet=json) as steps:
         verdict = judged(
-            function,
+            str(function),
             library=library,
             names=names,
             layout=chosen,

@@ -70,13 +70,13 @@ def test_help_says_all_of_what_each_command_does(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.usefixtures("short_verify")
 def test_help_has_an_example_of_each_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They run as they stand, and replace no file; `agree` and `demo` take long, and have their own tests."""
+    """They run as they stand, and replace no file; the others take long, and have their own tests."""
     monkeypatch.chdir(tmp_path)
     try_short_lengths_alone(monkeypatch)
     lines = [shlex.split(line) for line in run()[1].splitlines() if line.startswith("    sdpa-xp ")]
-    assert sorted(line[1] for line in lines) == ["agree", "backends", "demo", "export", "verify"]
+    assert sorted(line[1] for line in lines) == ["agree", "backends", "demo", "export", "judge", "verify"]
     for _, command, *arguments in lines:
-        if command not in ("agree", "demo"):
+        if command not in ("agree", "demo", "judge"):
             assert run(command, *arguments)[0] == 0
             if command == "export":  # a reader may run it twice
                 assert "Pass `--force` to replace it." in refused(command, *arguments)
