@@ -1,0 +1,467 @@
+"""Linear attention and the causal convolution: the recurrence in float64, ONNX's cases, derivatives."""
+
+from __future__ import annotations
+
+import itertools
+import tracemalloc
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from internals import dtype_name, judge
+from libraries import SETTINGS, Library
+
+from sdpa_xp import causal_conv_with_state, jvp, linear_attention, linear_attention_vjp
+
+Arrays = dict[str, np.ndarray]
+RULES = {
+    "linear": (0, False),
+    "gated": (8, False),
+    "gated, a head": (1, False),
+    "delta": (0, True),
+    "gated_delta": (8, True),
+    "gated_delta, a head": (1, True),
+}
+"""The width of the decay, 0 for none, and whether there is a beta."""
+DECAYS = (0.0, 0.01, 0.3, 2.0, 20.0, np.inf)
+"""What is forgotten at a token: sums of these overflow exp in a chunk, and inf - inf would be NaN."""
+
+
+def draw(rule: str, length: int, dtype: str = "float64", heads: int = 4, seed: int = 0) -> Arrays:
+    """(2, heads, L, 8), (2, 2, L, 8) with rows of length 1, (2, 2, L, 5), and what the rule needs."""
+    rng, (width, has_beta) = np.random.default_rng(seed), RULES[rule]
+    key = rng.standard_normal((2, 2, length, 8))
+    arrays = {
+        "query": rng.standard_normal((2, heads, length, 8)),
+        "key": key / np.linalg.norm(key, axis=-1, keepdims=True),
+        "value": rng.standard_normal((2, 2, length, 5)),
+    }
+    if width:
+        arrays["decay"] = -rng.choice(DECAYS, (2, 2, length, width), p=(0.2, 0.3, 0.2, 0.15, 0.1, 0.05))
+    if has_beta:
+        arrays["beta"] = rng.random((2, 2, length, 1))
+    arrays = {name: array.astype(dtype) for name, array in arrays.items()}
+    state = rng.standard_normal((2, 2, 8, 5))
+    return arrays | {"state": state.astype("float64" if dtype == "float64" else "float32")}
+
+
+def recurrence(arrays: Mapping[str, Any], dtype: Any = np.float64, scale: float = 8**-0.5) -> tuple[Any, Any]:
+    """Token after token, as the text of the operator has it."""
+    x = {name: np.asarray(array).astype(dtype) for name, array in arrays.items()}
+    query, key, value = x["query"], x["key"], x["value"]
+    state = x.get("state", np.zeros((*key.shape[:-2], key.shape[-1], value.shape[-1]), dtype))
+    outputs = []
+    with np.errstate(all="ignore"):
+        for t in range(query.shape[-2]):
+            if "decay" in x:
+                state = state * np.exp(x["decay"][..., t, :])[..., None]
+            update = value[..., t, :]
+            if "beta" in x:
+                read = np.sum(state * key[..., t, :, None], axis=-2)
+                update = x["beta"][..., t, :] * (update - read)
+            state = state + key[..., t, :, None] * update[..., None, :]
+            shared = np.repeat(state, query.shape[-3] // key.shape[-3], axis=-3)
+            outputs.append(np.sum(shared * query[..., t, :, None], axis=-2) * dtype(scale))
+    return np.stack(outputs, axis=-2), state
+
+
+def quick(library: Library) -> Library:
+    """JAX inside of a jit, since it compiles each operation for itself otherwise."""
+    return library if library.name in SETTINGS else library.compiled
+
+
+def run(library: Library, arrays: Arrays, **rules: Any) -> tuple[np.ndarray, np.ndarray]:
+    result = quick(library).call(linear_attention, **arrays, **rules)
+    return library.get(result.output), library.get(result.state)
+
+
+def assert_agrees(results: Any, arrays: Arrays, dtype: str, **scale: Any) -> None:
+    """The output and the state, by the rounding errors of the recurrence in the dtype of the state."""
+    held = np.float64 if dtype == "float64" else np.float32
+    expected, textbook = recurrence(arrays, **scale), recurrence(arrays, held, **scale)
+    for part, name in enumerate((dtype, held.__name__)):
+        assert dtype_name(results[part].dtype) == name
+        verdict = judge(results[part], expected[part], textbook[part].astype(name), name)
+        assert verdict.agrees, verdict
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.leaves_out("jax-debug")
+def test_each_rule_is_the_recurrence(library: Library, rule: str, dtype: str) -> None:
+    """For one token, for whole chunks, and for a chunk that is not full; query heads share a state."""
+    library.needs(dtype)
+    if library.lazy:
+        pytest.skip("refused")
+    for length in (1, 19):
+        arrays = draw(rule, length, dtype)
+        assert_agrees(run(library, arrays, chunk_size=8), arrays, dtype)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("length", [2, 63, 64, 65, 1000])
+def test_chunks_change_rounding_alone(rule: str, length: int) -> None:
+    arrays = draw(rule, length, "float32")
+    for size in (1, 3, 64, 2**20):
+        if (size > 1 or length < 100) and (size < 100 or "beta" not in arrays):
+            assert_agrees(
+                linear_attention(**arrays, chunk_size=size, scale=-2.0), arrays, "float32", scale=-2.0
+            )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("decay", [0.01, 20.0])
+def test_ten_thousand_tokens(rule: str, decay: float) -> None:
+    arrays = draw(rule, 10_000, "float32", heads=2)
+    if "decay" in arrays:
+        arrays["decay"] = np.full_like(arrays["decay"], -decay)
+    assert_agrees(linear_attention(**arrays), arrays, "float32")
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_step_is_a_call_with_the_state(rule: str) -> None:
+    """So is a part of any length; without a state, it is zeros."""
+    arrays = draw(rule, 21)
+    tokens = {name: array for name, array in arrays.items() if name != "state"}
+    whole, state, outputs = linear_attention(**tokens), None, []
+    for start, stop in itertools.pairwise((0, 1, 2, 9, 21)):
+        part = {name: array[..., start:stop, :] for name, array in tokens.items()}
+        output, state = linear_attention(**part, state=state)
+        outputs.append(output)
+    np.testing.assert_allclose(np.concatenate(outputs, axis=-2), whole.output, atol=1e-13)
+    np.testing.assert_allclose(state, whole.state, atol=1e-13)
+    fade = np.exp(tokens["decay"][..., 9:, :].sum(-2))[..., None] if "decay" in tokens else 1.0
+    first, second = (
+        linear_attention(**{name: x[..., cut, :] for name, x in tokens.items()}).state
+        for cut in (slice(9), slice(9, None))
+    )
+    if not rule.startswith("gated_delta"):  # where little is left of the first
+        assert np.allclose(fade * first + second, whole.state, atol=1e-13) == ("beta" not in tokens)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_nan_shows_from_its_token_on_and_never_before(rule: str) -> None:
+    arrays, token = draw(rule, 16), 9
+    clean = linear_attention(**arrays, chunk_size=16)
+    for name in arrays.keys() - {"state"}:
+        spoilt = arrays | {name: arrays[name].copy()}
+        spoilt[name][..., token, 0] = np.nan
+        output, state = linear_attention(**spoilt, chunk_size=16)
+        np.testing.assert_array_equal(output[..., :token, :], clean.output[..., :token, :])
+        after = np.isnan(output).any(-1)
+        assert after[..., token].all(), name
+        assert after[..., token + 1 :].all() == np.isnan(state).any() == (name != "query"), name
+
+
+def test_layouts_leading_axes_and_one_head(library: Library) -> None:
+    if library.lazy:
+        pytest.skip("refused")
+    arrays = draw("gated_delta", 6, "float32")
+    arrays["decay"], arrays["beta"] = arrays["decay"][:1, :, :1], arrays["beta"][0, :1]
+    arrays["key"] = arrays["key"][0]
+    whole = {name: np.broadcast_to(x, (2, 2, 6, x.shape[-1])) for name, x in arrays.items() if name[0] in "kdb"}
+    expected = recurrence(arrays | whole)
+    swapped = {name: x if name == "state" else np.swapaxes(x, -2, -3) for name, x in arrays.items()}
+    output, state = run(library, swapped, layout="...LHE")
+    for result in (run(library, arrays), (np.swapaxes(output, 1, 2), state)):
+        for part in (0, 1):
+            np.testing.assert_allclose(result[part], expected[part], atol=2e-6)
+    one = {name: np.asarray(x[0, 0], order="C") for name, x in (arrays | whole).items()}
+    output, state = run(library, one)
+    assert (output.shape, state.shape) == ((6, 5), (8, 5))
+    np.testing.assert_allclose(output, expected[0][0, 0], atol=2e-6)
+
+
+def test_empty_axes() -> None:
+    arrays = draw("gated_delta", 3)
+    none = {name: x if name == "state" else x[..., :0, :] for name, x in arrays.items()}
+    (output, state), pullback = linear_attention_vjp(**none)
+    np.testing.assert_array_equal(state, arrays["state"])
+    assert output.shape == (2, 4, 0, 5)
+    assert not np.shares_memory(state, arrays["state"])
+    np.testing.assert_array_equal(pullback(output, state)["state"], state)
+    narrow = arrays | {"value": arrays["value"][..., :0], "state": arrays["state"][..., :0]}
+    assert [x.shape for x in linear_attention(**narrow)] == [(2, 4, 3, 0), (2, 2, 8, 0)]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_memory_is_linear_in_the_tokens(rule: str) -> None:
+    def peak(length: int) -> int:
+        arrays = draw(rule, length, "float32")
+        tracemalloc.start()
+        linear_attention(**arrays)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return most
+
+    short, long = peak(8192), peak(16384)
+    inputs = sum(array.nbytes for array in draw(rule, 16384, "float32").values())
+    assert long < 2.2 * short
+    assert long < 6 * inputs
+
+
+# Derivatives
+
+
+def cotangents(output: Any, state: Any) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(1)
+    return rng.standard_normal(output.shape), rng.standard_normal(state.shape)
+
+
+def slopes(arrays: Arrays, of: tuple[np.ndarray, np.ndarray], tangents: Arrays, step: float = 1e-6) -> float:
+    """The derivative of <of, result> along tangents, by differences in float64; -inf does not move."""
+    ends = []
+    for sign in (1, -1):
+        with np.errstate(invalid="ignore"):
+            moved = {name: x + sign * step * tangents[name] for name, x in arrays.items()}
+        ends.append(sum(float(np.sum(c * x)) for c, x in zip(of, recurrence(moved), strict=True)))
+    return (ends[0] - ends[1]) / (2 * step)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_gradients_are_those_of_the_recurrence(library: Library, rule: str) -> None:
+    """Of each input by itself, by differences; and of tangents through our own arrays with derivatives."""
+    if library.lazy:
+        pytest.skip("refused")
+    library.needs("float64")
+    arrays = draw(rule, 11)
+    of = cotangents(np.empty((2, 4, 11, 5)), arrays["state"])
+
+    def gradients_of(*of: Any, **arrays: Any) -> Any:
+        return linear_attention_vjp(**arrays, chunk_size=4)[1](*of)
+
+    found = quick(library).call(gradients_of, *of, **arrays)
+    gradients = {name: library.get(x) for name, x in found.items()}
+    assert gradients.keys() == arrays.keys()
+    rng, total, directions = np.random.default_rng(2), 0.0, {}
+    for name, array in arrays.items():
+        assert gradients[name].shape == array.shape
+        directions[name] = rng.standard_normal(array.shape)
+        still = {other: np.zeros_like(x) for other, x in arrays.items()} | {name: directions[name]}
+        slope = float(np.sum(gradients[name] * directions[name]))
+        assert slope == pytest.approx(slopes(arrays, of, still), rel=1e-6, abs=1e-6), name
+        total += slope
+    if library.name == "numpy":
+        _, tangent = jvp(
+            lambda *x: linear_attention(**dict(zip(arrays, x, strict=True)), chunk_size=4),
+            tuple(arrays.values()),
+            tuple(directions.values()),
+        )
+        moved = sum(float(np.sum(c * x)) for c, x in zip(of, tangent, strict=True))
+        assert moved == pytest.approx(total, rel=1e-10)
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("rule", RULES)
+def test_torch_differentiates_it(rule: str) -> None:
+    import torch
+
+    arrays = draw(rule, 11)
+    (output, state), pullback = linear_attention_vjp(**arrays, chunk_size=4)
+    of = cotangents(output, state)
+    leaves = {name: torch.tensor(x, requires_grad=True) for name, x in arrays.items()}
+    result = linear_attention(**leaves, chunk_size=4)
+    torch.autograd.backward([*result], [torch.tensor(x) for x in of])
+    for name, gradient in pullback(*of).items():
+        assert leaves[name].grad is not None
+        np.testing.assert_allclose(leaves[name].grad.numpy(), gradient, atol=1e-12)
+
+
+@pytest.mark.needs("jax")
+def test_jax_differentiates_it_in_a_jit() -> None:
+    import jax
+    from libraries import jax_x64
+
+    arrays = draw("gated_delta", 11)
+    (output, state), pullback = linear_attention_vjp(**arrays, chunk_size=4)
+    of = cotangents(output, state)
+
+    def loss(arrays: Any) -> Any:
+        return sum((c * x).sum() for c, x in zip(of, linear_attention(**arrays, chunk_size=4), strict=True))
+
+    with jax_x64(True):
+        found = jax.jit(jax.grad(loss))({name: jax.numpy.asarray(x) for name, x in arrays.items()})
+    for name, gradient in pullback(*of).items():
+        np.testing.assert_allclose(found[name], gradient, atol=1e-12)
+
+
+def test_gradients_of_what_is_broadcast_are_summed() -> None:
+    arrays = draw("gated_delta", 6)
+    small = arrays | {"decay": arrays["decay"][0, :, :1], "beta": arrays["beta"][:1], "key": arrays["key"][:1]}
+    whole = small | {
+        name: np.broadcast_to(small[name], arrays[name].shape) for name in ("decay", "beta", "key")
+    }
+    found, full = (linear_attention_vjp(**x)[1](np.ones((2, 4, 6, 5))) for x in (small, whole))
+    np.testing.assert_allclose(found["decay"], full["decay"].sum((0, 2))[:, None], atol=1e-12)
+    for name in ("beta", "key"):
+        np.testing.assert_allclose(found[name], full[name].sum(0, keepdims=True), atol=1e-12)
+
+
+# Refusals
+
+X = draw("gated_delta", 3)
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "rule": ({"rule": "retnet"}, "`rule` must be 'linear' or 'gated'"),
+    "no decay": ({"decay": None, "rule": "gated_delta"}, "`rule='gated_delta'` needs `decay`"),
+    "beta": ({"rule": "gated"}, "`rule='gated'` takes no `beta`"),
+    "tokens": ({"key": X["key"][..., :2, :], "value": X["value"][..., :2, :]}, "must have the same tokens"),
+    "heads": ({"query": X["query"][:, :3]}, "must be a multiple of the heads of `key`"),
+    "width": ({"query": X["query"][..., :7]}, "must agree on axis -1"),
+    "state": ({"state": X["state"][0]}, "`state` must have the shape (2, 2, 8, 5)"),
+    "decay": ({"decay": X["decay"][..., :3]}, "`decay` must broadcast to (..., H, L, 1) or (..., H, L, E)"),
+    "decay, axes": ({"decay": X["decay"][0, 0, 0]}, "`decay` must broadcast to"),
+    "beta, width": ({"beta": X["decay"]}, "`beta` must broadcast to (..., H, L, 1)"),
+    "dtype": ({"value": X["value"].astype("float32")}, "`query` and `value` must have one dtype"),
+    "dtype of the state": ({"state": X["state"].astype("float16")}, "`query` and `state` must have one dtype"),
+    "integers": ({"query": X["query"].astype("int64")}, "`query` must be one of float16"),
+    "scale": ({"scale": np.nan}, "`scale` must be finite"),
+    "chunk_size": ({"chunk_size": 0}, "`chunk_size` must be at least 1"),
+    "layout": ({"layout": "bthd"}, "`layout` must be"),
+    "no array": ({"decay": -1.0}, "`decay` must be a plain array"),
+    "another name": ({"update_rule": "gated"}, "Write rule=... instead"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_refused_by_name(case: str) -> None:
+    changed, words = REFUSED[case]
+    for function in (linear_attention, linear_attention_vjp):
+        with pytest.raises((TypeError, ValueError), match=f"^{function.__name__}: ") as caught:
+            function(**{**X, **changed})
+        assert words in str(caught.value)
+
+
+def test_cotangents_and_lazy_chunks_are_refused() -> None:
+    output, pullback = linear_attention_vjp(**X)
+    with pytest.raises(ValueError, match="`cotangent` must have the shape and the dtype of the output"):
+        pullback(output.output[..., :1])
+    with pytest.raises(ValueError, match="`state_cotangent` must have the shape and the dtype of the state"):
+        pullback(output.output, output.state[0])
+
+
+@pytest.mark.needs("dask")
+def test_lazy_chunks_are_refused() -> None:
+    import dask.array
+
+    with pytest.raises(TypeError, match="`query` must not be in lazy chunks"):
+        linear_attention(**{name: dask.array.asarray(x) for name, x in X.items()})
+
+
+# The convolution
+
+
+def convolved(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, state: np.ndarray) -> np.ndarray:
+    padded = np.concatenate([state, x], axis=-1)
+    rows = [
+        np.convolve(row, weight[n % 3, 0, ::-1], "valid")
+        for n, row in enumerate(padded.reshape(-1, padded.shape[-1]))
+    ]
+    total = np.reshape(rows, x.shape) + bias[:, None]
+    return total / (1 + np.exp(-total))
+
+
+@pytest.mark.parametrize("length", [1, 2, 9])
+def test_the_convolution_passes_its_state_on(library: Library, length: int) -> None:
+    rng = np.random.default_rng(0)
+    if library.lazy:
+        pytest.skip("its chunks of 3 inputs would be cut anew")
+    x, weight, bias, state = (rng.standard_normal(s).astype("f") for s in ((2, 3, 9), (3, 1, 4), 3, (2, 3, 3)))
+    expected, parts = convolved(x, weight, bias, state), []
+    for start in range(0, 9, length):
+        result = library.call(
+            causal_conv_with_state, x[..., start : start + length], weight, bias, state, activation="silu"
+        )
+        state = library.get(result.state)
+        parts.append(library.get(result.output))
+    np.testing.assert_allclose(np.concatenate(parts, axis=-1), expected, atol=2e-6)
+    np.testing.assert_array_equal(state, x[..., -3:])
+
+
+CONVOLUTION = {"input": np.ones((2, 3, 5)), "weight": np.ones((3, 1, 4))}
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"input": np.ones(3)}, "`input` must have at least 2 axes"),
+        ({"weight": np.ones((3, 4))}, "`weight` must be (C, 1, k), here (3, 1, 4)"),
+        ({"bias": np.ones(2)}, "`bias` must be (C,), here (3,)"),
+        ({"state": np.ones((2, 3, 4))}, "`state` must be (..., C, k - 1), here (2, 3, 3)"),
+        ({"activation": "relu"}, "`activation` must be 'silu' or 'swish' or None"),
+        ({"weight": np.ones((3, 1, 4), "float32")}, "must have one dtype"),
+    ],
+)
+def test_the_convolution_refuses_what_does_not_fit(changed: Any, words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"^causal_conv_with_state: ") as caught:
+        causal_conv_with_state(**{**CONVOLUTION, **changed})
+    assert words in str(caught.value)
+
+
+# ONNX's own cases
+
+
+def onnx_cases(operator: str) -> Iterator[tuple[str, dict[str, Any], Arrays, list[np.ndarray]]]:
+    """The name, the attributes, the inputs and the outputs of each node test of an operator."""
+    node_cases = pytest.importorskip("onnx.backend.test.case.node")
+    helper = pytest.importorskip("onnx.helper")
+    pytest.importorskip(
+        f"onnx.backend.test.case.node.{'linear_attention' if operator[0] == 'L' else 'causal_conv_with_state'}"
+    )
+    for test in node_cases._NodeTestCases:
+        node = test.model.graph.node[0]
+        if node.op_type == operator and "_expanded" not in test.name:
+            ((inputs, outputs),) = test.data_sets
+            attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+            yield test.name, attributes, dict(zip(filter(None, node.input), inputs, strict=True)), outputs
+
+
+def heads_first(array: np.ndarray, heads: int) -> np.ndarray:
+    """(B, L, heads * width) -> (B, heads, L, width)."""
+    return np.swapaxes(array.reshape(*array.shape[:2], heads, -1), 1, 2)
+
+
+@pytest.mark.needs("onnx")
+def test_all_cases_of_the_operator_for_linear_attention(library: Library) -> None:
+    if library.lazy:
+        pytest.skip("refused")
+    count = 0
+    for name, attributes, inputs, outputs in onnx_cases("LinearAttention"):
+        count += 1
+        heads = attributes["kv_num_heads"]
+        if not library.holds(inputs["query"].dtype.name):
+            continue
+        arrays = {n: heads_first(inputs[n], heads) for n in inputs.keys() & {"key", "value", "decay"}}
+        arrays["query"] = heads_first(inputs["query"], attributes["q_num_heads"])
+        if "beta" in inputs:
+            arrays["beta"] = heads_first(inputs["beta"], inputs["beta"].shape[-1])
+        if "past_state" in inputs:
+            arrays["state"] = inputs["past_state"]
+        rule = attributes.get("update_rule", b"gated_delta").decode()
+        output, state = run(library, arrays, rule=rule, scale=attributes.get("scale"))
+        packed = np.swapaxes(output, 1, 2).reshape(outputs[0].shape)
+        for result, expected in zip((packed, state), outputs, strict=True):
+            eps = float(np.finfo(expected.dtype).eps)
+            np.testing.assert_allclose(result, expected, atol=8 * eps, rtol=8 * eps, err_msg=name)
+    assert count == 14
+
+
+@pytest.mark.needs("onnx")
+def test_all_cases_of_the_operator_for_the_convolution(library: Library) -> None:
+    if library.lazy:
+        pytest.skip("its chunks of 3 inputs would be cut anew")
+    count = 0
+    for name, attributes, inputs, outputs in onnx_cases("CausalConvWithState"):
+        count += 1
+        if not library.holds(inputs["input"].dtype.name):
+            continue
+        arrays = {n.replace("past_", ""): x for n, x in inputs.items()}
+        activation = attributes.get("activation", b"none").decode()
+        rules = {} if activation == "none" else {"activation": activation}
+        for result, expected in zip(
+            library.call(causal_conv_with_state, **arrays, **rules), outputs, strict=True
+        ):
+            eps = float(np.finfo(expected.dtype).eps)
+            np.testing.assert_allclose(library.get(result), expected, atol=8 * eps, rtol=8 * eps, err_msg=name)
+    assert count == 13
