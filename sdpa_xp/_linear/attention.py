@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 from .._checks.arrays import Layout, check_one_device, check_one_library, explaining_missing_names
 from .._checks.keywords import explains_keywords
@@ -12,7 +12,7 @@ from .._checks.messages import brief
 from .._libraries import checked, computing, library_of, overridden
 from .._libraries.protocols import AnyArray
 from ..errors import ArgumentValueError
-from .call import LinearCall, Rule
+from .call import LinearCall
 
 A = TypeVar("A", bound=AnyArray)
 
@@ -38,7 +38,7 @@ def linear_attention(
     decay: AnyArray | None = None,
     beta: AnyArray | None = None,
     state: AnyArray | None = None,
-    rule: Rule | None = None,
+    rule: Literal["linear", "gated", "delta", "gated_delta"] | None = None,
     scale: float | None = None,
     chunk_size: int = 64,
     layout: Layout = "...HLE",
@@ -66,9 +66,10 @@ def linear_attention(
         layout: "...HLE" or "...LHE", of all arrays but the state.
 
     Returns:
-        `output`, (..., Hq, L, Ev), and `state`, (..., H, E, Ev). States of the rule "linear" add: that of
-            two sets of tokens is the sum of theirs. With decay, the first is faded by exp of the sum of the
-            second's decay before it is added. With the delta rule, states do not add: pass them on.
+        `output`, (..., Hq, L, Ev), and `state`, (..., H, E, Ev). States of the rule "linear" add, so
+            that the state of two sets of tokens is the sum of theirs. With decay, the first is faded by exp of
+            the sum of the second's decay before it is added. With the delta rule, states do not add: pass them
+            on.
 
     Raises:
         TypeError: Arrays have several libraries, or dtypes other than the query's; `decay`, `beta` and `state`
@@ -110,7 +111,7 @@ def linear_attention_vjp(
     decay: AnyArray | None = None,
     beta: AnyArray | None = None,
     state: AnyArray | None = None,
-    rule: Rule | None = None,
+    rule: Literal["linear", "gated", "delta", "gated_delta"] | None = None,
     scale: float | None = None,
     chunk_size: int = 64,
     layout: Layout = "...HLE",
@@ -145,9 +146,9 @@ def linear_attention_vjp(
     result, states = _forward(call)
 
     def pullback(cotangent: AnyArray, state_cotangent: AnyArray | None = None) -> dict[str, A]:
-        given = {"query": call.arrays["query"], "cotangent": cotangent}
-        given |= {} if state_cotangent is None else {"state_cotangent": state_cotangent}
-        _, arrays = check_one_library(call.function, given)
+        passed = {"query": call.arrays["query"], "cotangent": cotangent}
+        passed |= {} if state_cotangent is None else {"state_cotangent": state_cotangent}
+        _, arrays = check_one_library(call.function, passed)
         check_one_device(call.function, arrays)
         for (name, array), (part, like) in zip([*arrays.items()][1:], result._asdict().items(), strict=False):
             if array.shape != like.shape or array.dtype != like.dtype:
@@ -155,8 +156,8 @@ def linear_attention_vjp(
                 got = {f"{name}.shape": array.shape, f"{name}.dtype": array.dtype}
                 raise ArgumentValueError(call.function, rule, got)
         with _computing(call):
-            found = call.backward(states, arrays["cotangent"], arrays.get("state_cotangent"))
-        return cast(dict[str, A], found)
+            gradients = call.backward(states, arrays["cotangent"], arrays.get("state_cotangent"))
+        return cast(dict[str, A], gradients)
 
     return result, pullback
 

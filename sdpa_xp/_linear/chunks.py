@@ -45,7 +45,7 @@ def attend(xp: Any, tokens: Tokens, state: Any, size: int) -> tuple[Any, Any]:
         scores.append(_faded(xp, lower_query, to_lower) @ keys)
         if beta is not None:
             correction = _halves(xp, beta, half)[1] * (_faded(xp, lower, to_lower) @ keys)
-            inner = [_of_lower(xp, each, half) for each in corrections]
+            inner = [_of_lower(xp, smaller, half) for smaller in corrections]
             corrections.append(_corrected(xp, inner, correction))
     removed: Sequence[Any] = [None] * chunks
     if beta is not None:

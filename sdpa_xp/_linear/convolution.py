@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 from .._checks.arrays import check_one_kind, explaining_missing_names
 from .._checks.keywords import check_choice, explains_keywords
@@ -12,7 +12,6 @@ from .._libraries.protocols import AnyArray
 from ..errors import ArgumentValueError
 
 A = TypeVar("A", bound=AnyArray)
-Activation: TypeAlias = Literal["silu", "swish"]
 
 
 class CausalConvState(NamedTuple, Generic[A]):
@@ -34,7 +33,7 @@ def causal_conv_with_state(
     bias: AnyArray | None = None,
     state: AnyArray | None = None,
     *,
-    activation: Activation | None = None,
+    activation: Literal["silu", "swish"] | None = None,
 ) -> CausalConvState[A]:
     r"""Compute a causal convolution of each channel along the tokens, as models do before linear attention.
 
@@ -68,12 +67,12 @@ def causal_conv_with_state(
     """
     function = "causal_conv_with_state"
     inputs: dict[str, Any] = {"input": input, "weight": weight, "bias": bias, "state": state}
-    given = {name: array for name, array in inputs.items() if array is not None}
+    passed = {name: array for name, array in inputs.items() if array is not None}
     if activation is not None:
         check_choice(function, "activation", activation, ["silu", "swish"], "None")
-    if (result := overridden(function, given, lambda: {"activation": activation})) is not NotImplemented:
+    if (result := overridden(function, passed, lambda: {"activation": activation})) is not NotImplemented:
         return cast(CausalConvState[A], result)
-    xp, arrays = check_one_kind(function, given)
+    xp, arrays = check_one_kind(function, passed)
     x, taps = arrays["input"], arrays["weight"]
     shapes = {name: tuple(array.shape) for name, array in arrays.items()}
     if x.ndim < 2:

@@ -78,9 +78,9 @@ def run(library: Library, arrays: Arrays, **rules: Any) -> tuple[np.ndarray, np.
 
 def assert_agrees(results: Any, arrays: Arrays, dtype: str, **scale: Any) -> None:
     """The output and the state, by the rounding errors of the recurrence in the dtype of the state."""
-    held = np.float64 if dtype == "float64" else np.float32
-    expected, textbook = recurrence(arrays, **scale), recurrence(arrays, held, **scale)
-    for part, name in enumerate((dtype, held.__name__)):
+    state_dtype = np.float64 if dtype == "float64" else np.float32
+    expected, textbook = recurrence(arrays, **scale), recurrence(arrays, state_dtype, **scale)
+    for part, name in enumerate((dtype, state_dtype.__name__)):
         assert dtype_name(results[part].dtype) == name
         verdict = judge(results[part], expected[part], textbook[part].astype(name), name)
         assert verdict.agrees, verdict
@@ -210,13 +210,15 @@ def cotangents(output: Any, state: Any) -> tuple[np.ndarray, np.ndarray]:
     return rng.standard_normal(output.shape), rng.standard_normal(state.shape)
 
 
-def slopes(arrays: Arrays, of: tuple[np.ndarray, np.ndarray], tangents: Arrays, step: float = 1e-6) -> float:
-    """The derivative of <of, result> along tangents, by differences in float64; -inf does not move."""
+def slopes(
+    arrays: Arrays, weights: tuple[np.ndarray, np.ndarray], tangents: Arrays, step: float = 1e-6
+) -> float:
+    """The derivative of <weights, result> along tangents, by differences in float64; -inf does not move."""
     ends = []
     for sign in (1, -1):
         with np.errstate(invalid="ignore"):
             moved = {name: x + sign * step * tangents[name] for name, x in arrays.items()}
-        ends.append(sum(float(np.sum(c * x)) for c, x in zip(of, recurrence(moved), strict=True)))
+        ends.append(sum(float(np.sum(c * x)) for c, x in zip(weights, recurrence(moved), strict=True)))
     return (ends[0] - ends[1]) / (2 * step)
 
 
@@ -227,13 +229,13 @@ def test_gradients_are_those_of_the_recurrence(library: Library, rule: str) -> N
         pytest.skip("refused")
     library.needs("float64")
     arrays = draw(rule, 11)
-    of = cotangents(np.empty((2, 4, 11, 5)), arrays["state"])
+    weights = cotangents(np.empty((2, 4, 11, 5)), arrays["state"])
 
-    def gradients_of(*of: Any, **arrays: Any) -> Any:
-        return linear_attention_vjp(**arrays, chunk_size=4)[1](*of)
+    def gradients_of(*weights: Any, **arrays: Any) -> Any:
+        return linear_attention_vjp(**arrays, chunk_size=4)[1](*weights)
 
-    found = quick(library).call(gradients_of, *of, **arrays)
-    gradients = {name: library.get(x) for name, x in found.items()}
+    gradients = quick(library).call(gradients_of, *weights, **arrays)
+    gradients = {name: library.get(x) for name, x in gradients.items()}
     assert gradients.keys() == arrays.keys()
     rng, total, directions = np.random.default_rng(2), 0.0, {}
     for name, array in arrays.items():
@@ -241,7 +243,7 @@ def test_gradients_are_those_of_the_recurrence(library: Library, rule: str) -> N
         directions[name] = rng.standard_normal(array.shape)
         still = {other: np.zeros_like(x) for other, x in arrays.items()} | {name: directions[name]}
         slope = float(np.sum(gradients[name] * directions[name]))
-        assert slope == pytest.approx(slopes(arrays, of, still), rel=1e-6, abs=1e-6), name
+        assert slope == pytest.approx(slopes(arrays, weights, still), rel=1e-6, abs=1e-6), name
         total += slope
     if library.name == "numpy":
         _, tangent = jvp(
@@ -249,7 +251,7 @@ def test_gradients_are_those_of_the_recurrence(library: Library, rule: str) -> N
             tuple(arrays.values()),
             tuple(directions.values()),
         )
-        moved = sum(float(np.sum(c * x)) for c, x in zip(of, tangent, strict=True))
+        moved = sum(float(np.sum(c * x)) for c, x in zip(weights, tangent, strict=True))
         assert moved == pytest.approx(total, rel=1e-10)
 
 
@@ -260,11 +262,11 @@ def test_torch_differentiates_it(rule: str) -> None:
 
     arrays = draw(rule, 11)
     (output, state), pullback = linear_attention_vjp(**arrays, chunk_size=4)
-    of = cotangents(output, state)
+    weights = cotangents(output, state)
     leaves = {name: torch.tensor(x, requires_grad=True) for name, x in arrays.items()}
     result = linear_attention(**leaves, chunk_size=4)
-    torch.autograd.backward([*result], [torch.tensor(x) for x in of])
-    for name, gradient in pullback(*of).items():
+    torch.autograd.backward([*result], [torch.tensor(x) for x in weights])
+    for name, gradient in pullback(*weights).items():
         assert leaves[name].grad is not None
         np.testing.assert_allclose(leaves[name].grad.numpy(), gradient, atol=1e-12)
 
@@ -276,15 +278,17 @@ def test_jax_differentiates_it_in_a_jit() -> None:
 
     arrays = draw("gated_delta", 11)
     (output, state), pullback = linear_attention_vjp(**arrays, chunk_size=4)
-    of = cotangents(output, state)
+    weights = cotangents(output, state)
 
     def loss(arrays: Any) -> Any:
-        return sum((c * x).sum() for c, x in zip(of, linear_attention(**arrays, chunk_size=4), strict=True))
+        return sum(
+            (c * x).sum() for c, x in zip(weights, linear_attention(**arrays, chunk_size=4), strict=True)
+        )
 
     with jax_x64(True):
-        found = jax.jit(jax.grad(loss))({name: jax.numpy.asarray(x) for name, x in arrays.items()})
-    for name, gradient in pullback(*of).items():
-        np.testing.assert_allclose(found[name], gradient, atol=1e-12)
+        gradients = jax.jit(jax.grad(loss))({name: jax.numpy.asarray(x) for name, x in arrays.items()})
+    for name, gradient in pullback(*weights).items():
+        np.testing.assert_allclose(gradients[name], gradient, atol=1e-12)
 
 
 def test_gradients_of_what_is_broadcast_are_summed() -> None:
@@ -293,10 +297,10 @@ def test_gradients_of_what_is_broadcast_are_summed() -> None:
     whole = small | {
         name: np.broadcast_to(small[name], arrays[name].shape) for name in ("decay", "beta", "key")
     }
-    found, full = (linear_attention_vjp(**x)[1](np.ones((2, 4, 6, 5))) for x in (small, whole))
-    np.testing.assert_allclose(found["decay"], full["decay"].sum((0, 2))[:, None], atol=1e-12)
+    gradients, full = (linear_attention_vjp(**x)[1](np.ones((2, 4, 6, 5))) for x in (small, whole))
+    np.testing.assert_allclose(gradients["decay"], full["decay"].sum((0, 2))[:, None], atol=1e-12)
     for name in ("beta", "key"):
-        np.testing.assert_allclose(found[name], full[name].sum(0, keepdims=True), atol=1e-12)
+        np.testing.assert_allclose(gradients[name], full[name].sum(0, keepdims=True), atol=1e-12)
 
 
 # Refusals
