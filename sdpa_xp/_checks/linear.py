@@ -1,4 +1,4 @@
-"""Checks of a call of linear attention. Only shapes are read: the exporter checks its calls here too."""
+"""Checks of linear attention and of the causal convolution. The exporter checks its calls here too."""
 
 from __future__ import annotations
 
@@ -95,3 +95,21 @@ def check_linear_shapes(
     output = output if sizes.is_2d else checks.headed(output, layout)
     rule = next(name for name, needed in RULES.items() if needed == passed)
     return LinearShapes(sizes, layout, rule, factor, size, state_shape, output)
+
+
+def check_convolution(function: str, shapes: Mapping[str, Shape], activation: object) -> Shape:
+    """Check that the shapes of a causal convolution fit, and return that of its state."""
+    if activation is not None:
+        check_choice(function, "activation", activation, ["silu", "swish"], "None")
+    if len(shapes["input"]) < 2:
+        rule = "`input` must have at least 2 axes, (..., channels, length)"
+        raise ArgumentValueError(function, rule, {"input.shape": shapes["input"]})
+    *batch, channels, _ = shapes["input"]
+    width = max(1, *shapes["weight"][-1:])
+    state = (*batch, channels, width - 1)
+    needed = {"weight": (channels, 1, width), "bias": (channels,), "state": state}
+    for name, letters in {"weight": "(C, 1, k)", "bias": "(C,)", "state": "(..., C, k - 1)"}.items():
+        if shapes.get(name, needed[name]) != needed[name]:
+            got = {f"{name}.shape": shapes[name], "input.shape": shapes["input"]}
+            raise ArgumentValueError(function, f"`{name}` must be {letters}, here {needed[name]}", got)
+    return state

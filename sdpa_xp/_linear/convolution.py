@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 from .._checks.arrays import check_one_kind, explaining_missing_names
-from .._checks.keywords import check_choice, explains_keywords
+from .._checks.keywords import explains_keywords
+from .._checks.linear import check_convolution
 from .._checks.messages import brief
 from .._libraries import accumulation_dtype, checked, computing, library_of, overridden
 from .._libraries.protocols import AnyArray
-from ..errors import ArgumentValueError
 
 A = TypeVar("A", bound=AnyArray)
 
@@ -68,29 +68,17 @@ def causal_conv_with_state(
     function = "causal_conv_with_state"
     inputs: dict[str, Any] = {"input": input, "weight": weight, "bias": bias, "state": state}
     passed = {name: array for name, array in inputs.items() if array is not None}
-    if activation is not None:
-        check_choice(function, "activation", activation, ["silu", "swish"], "None")
     if (result := overridden(function, passed, lambda: {"activation": activation})) is not NotImplemented:
         return cast(CausalConvState[A], result)
     xp, arrays = check_one_kind(function, passed)
+    state_shape = check_convolution(function, {n: tuple(x.shape) for n, x in arrays.items()}, activation)
     x, taps = arrays["input"], arrays["weight"]
-    shapes = {name: tuple(array.shape) for name, array in arrays.items()}
-    if x.ndim < 2:
-        rule = "`input` must have at least 2 axes, (..., channels, length)"
-        raise ArgumentValueError(function, rule, {"input.shape": x.shape})
-    *batch, channels, length = x.shape
-    width = max(1, *taps.shape[-1:])
-    needed = {"weight": (channels, 1, width), "bias": (channels,), "state": (*batch, channels, width - 1)}
-    for name, shape in needed.items():
-        if shapes.get(name, shape) != shape:
-            letters = {"weight": "(C, 1, k)", "bias": "(C,)", "state": "(..., C, k - 1)"}[name]
-            got = {f"{name}.shape": shapes[name], "input.shape": x.shape}
-            raise ArgumentValueError(function, f"`{name}` must be {letters}, here {shape}", got)
+    length, width = x.shape[-1], taps.shape[-1]
     with explaining_missing_names(function, x, computing(x)):
         dtype = accumulation_dtype(xp, x.dtype)
-        zeros = xp.zeros(needed["state"], dtype=x.dtype, device=library_of(x).device(x))
+        zeros = xp.zeros(state_shape, dtype=x.dtype, device=library_of(x).device(x))
         padded = xp.concat([arrays.get("state", zeros), x], axis=-1)
-        aligned = (*[1] * len(batch), channels)  # some libraries refuse unlike numbers of axes
+        aligned = (*[1] * (x.ndim - 2), x.shape[-2])  # some libraries refuse unlike numbers of axes
         wide, taps = xp.astype(padded, dtype), xp.astype(xp.reshape(taps, (*aligned, width)), dtype)
         output = wide[..., :length] * taps[..., :1]
         for j in range(1, width):

@@ -4,66 +4,15 @@ from __future__ import annotations
 
 import itertools
 import tracemalloc
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 from internals import dtype_name, judge
 from libraries import SETTINGS, Library
+from linear_cases import RULES, Arrays, assert_as_onnx, draw, onnx_cases, recurrence
 
 from sdpa_xp import causal_conv_with_state, jvp, linear_attention, linear_attention_vjp
-
-Arrays = dict[str, np.ndarray]
-RULES = {
-    "linear": (0, False),
-    "gated": (8, False),
-    "gated, a head": (1, False),
-    "delta": (0, True),
-    "gated_delta": (8, True),
-    "gated_delta, a head": (1, True),
-}
-"""The width of the decay, 0 for none, and whether there is a beta."""
-DECAYS = (0.0, 0.01, 0.3, 2.0, 20.0, np.inf)
-"""What is forgotten at a token: sums of these overflow exp in a chunk, and inf - inf would be NaN."""
-
-
-def draw(rule: str, length: int, dtype: str = "float64", heads: int = 4, seed: int = 0) -> Arrays:
-    """(2, heads, L, 8), (2, 2, L, 8) with rows of length 1, (2, 2, L, 5), and what the rule needs."""
-    rng, (width, has_beta) = np.random.default_rng(seed), RULES[rule]
-    key = rng.standard_normal((2, 2, length, 8))
-    arrays = {
-        "query": rng.standard_normal((2, heads, length, 8)),
-        "key": key / np.linalg.norm(key, axis=-1, keepdims=True),
-        "value": rng.standard_normal((2, 2, length, 5)),
-    }
-    if width:
-        arrays["decay"] = -rng.choice(DECAYS, (2, 2, length, width), p=(0.2, 0.3, 0.2, 0.15, 0.1, 0.05))
-    if has_beta:
-        arrays["beta"] = rng.random((2, 2, length, 1))
-    arrays = {name: array.astype(dtype) for name, array in arrays.items()}
-    state = rng.standard_normal((2, 2, 8, 5))
-    return arrays | {"state": state.astype("float64" if dtype == "float64" else "float32")}
-
-
-def recurrence(arrays: Mapping[str, Any], dtype: Any = np.float64, scale: float = 8**-0.5) -> tuple[Any, Any]:
-    """Token after token, as the text of the operator has it."""
-    x = {name: np.asarray(array).astype(dtype) for name, array in arrays.items()}
-    query, key, value = x["query"], x["key"], x["value"]
-    state = x.get("state", np.zeros((*key.shape[:-2], key.shape[-1], value.shape[-1]), dtype))
-    outputs = []
-    with np.errstate(all="ignore"):
-        for t in range(query.shape[-2]):
-            if "decay" in x:
-                state = state * np.exp(x["decay"][..., t, :])[..., None]
-            update = value[..., t, :]
-            if "beta" in x:
-                read = np.sum(state * key[..., t, :, None], axis=-2)
-                update = x["beta"][..., t, :] * (update - read)
-            state = state + key[..., t, :, None] * update[..., None, :]
-            shared = np.repeat(state, query.shape[-3] // key.shape[-3], axis=-3)
-            outputs.append(np.sum(shared * query[..., t, :, None], axis=-2) * dtype(scale))
-    return np.stack(outputs, axis=-2), state
 
 
 def quick(library: Library) -> Library:
@@ -405,67 +354,21 @@ def test_the_convolution_refuses_what_does_not_fit(changed: Any, words: str) -> 
 
 # ONNX's own cases
 
-
-def onnx_cases(operator: str) -> Iterator[tuple[str, dict[str, Any], Arrays, list[np.ndarray]]]:
-    """The name, the attributes, the inputs and the outputs of each node test of an operator."""
-    node_cases = pytest.importorskip("onnx.backend.test.case.node")
-    helper = pytest.importorskip("onnx.helper")
-    pytest.importorskip(
-        f"onnx.backend.test.case.node.{'linear_attention' if operator[0] == 'L' else 'causal_conv_with_state'}"
-    )
-    for test in node_cases._NodeTestCases:
-        node = test.model.graph.node[0]
-        if node.op_type == operator and "_expanded" not in test.name:
-            ((inputs, outputs),) = test.data_sets
-            attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-            yield test.name, attributes, dict(zip(filter(None, node.input), inputs, strict=True)), outputs
-
-
-def heads_first(array: np.ndarray, heads: int) -> np.ndarray:
-    """(B, L, heads * width) -> (B, heads, L, width)."""
-    return np.swapaxes(array.reshape(*array.shape[:2], heads, -1), 1, 2)
+OPERATORS: dict[str, Any] = {
+    "LinearAttention": (linear_attention, 14),
+    "CausalConvWithState": (causal_conv_with_state, 13),
+}
 
 
 @pytest.mark.needs("onnx")
-def test_all_cases_of_the_operator_for_linear_attention(library: Library) -> None:
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_all_cases_of_the_operators(library: Library, operator: str) -> None:
     if library.lazy:
-        pytest.skip("refused")
-    count = 0
-    for name, attributes, inputs, outputs in onnx_cases("LinearAttention"):
-        count += 1
-        heads = attributes["kv_num_heads"]
-        if not library.holds(inputs["query"].dtype.name):
-            continue
-        arrays = {n: heads_first(inputs[n], heads) for n in inputs.keys() & {"key", "value", "decay"}}
-        arrays["query"] = heads_first(inputs["query"], attributes["q_num_heads"])
-        if "beta" in inputs:
-            arrays["beta"] = heads_first(inputs["beta"], inputs["beta"].shape[-1])
-        if "past_state" in inputs:
-            arrays["state"] = inputs["past_state"]
-        rule = attributes.get("update_rule", b"gated_delta").decode()
-        output, state = run(library, arrays, rule=rule, scale=attributes.get("scale"))
-        packed = np.swapaxes(output, 1, 2).reshape(outputs[0].shape)
-        for result, expected in zip((packed, state), outputs, strict=True):
-            eps = float(np.finfo(expected.dtype).eps)
-            np.testing.assert_allclose(result, expected, atol=8 * eps, rtol=8 * eps, err_msg=name)
-    assert count == 14
-
-
-@pytest.mark.needs("onnx")
-def test_all_cases_of_the_operator_for_the_convolution(library: Library) -> None:
-    if library.lazy:
-        pytest.skip("its chunks of 3 inputs would be cut anew")
-    count = 0
-    for name, attributes, inputs, outputs in onnx_cases("CausalConvWithState"):
-        count += 1
-        if not library.holds(inputs["input"].dtype.name):
-            continue
-        arrays = {n.replace("past_", ""): x for n, x in inputs.items()}
-        activation = attributes.get("activation", b"none").decode()
-        rules = {} if activation == "none" else {"activation": activation}
-        for result, expected in zip(
-            library.call(causal_conv_with_state, **arrays, **rules), outputs, strict=True
-        ):
-            eps = float(np.finfo(expected.dtype).eps)
-            np.testing.assert_allclose(library.get(result), expected, atol=8 * eps, rtol=8 * eps, err_msg=name)
-    assert count == 13
+        pytest.skip("refused, or cut into other chunks")
+    function, count = OPERATORS[operator]
+    cases = [*onnx_cases(operator)]
+    assert len(cases) == count
+    for name, arrays, rules, outputs in cases:
+        if library.holds(outputs[0].dtype.name):
+            results = quick(library).call(function, **arrays, **rules)
+            assert_as_onnx(map(library.get, results), outputs, name)
