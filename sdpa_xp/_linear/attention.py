@@ -77,8 +77,9 @@ def linear_attention(
         ValueError: Shapes or devices do not fit, the rule has other arguments, or L is a symbol.
 
     Numerics:
-        All is computed in the dtype of the state, and each exponent is a sum of decays. A NaN or inf shows from
-        its token on, also in the state, and in no output before.
+        All is computed in the dtype of the state. What is left of earlier tokens is a product of exp(decay),
+        and nothing is divided, so that no decay overflows. A NaN or inf shows from its token on, also in the
+        state, and in no output before.
 
     Examples:
         >>> import numpy as np

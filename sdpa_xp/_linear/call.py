@@ -59,14 +59,13 @@ class LinearCall:
             for name, gradients in collected.items():
                 gradients.insert(0, getattr(recorded, name).cotangent)
         collected["query"] = [gradient * self.shapes.scale for gradient in collected["query"]]
-        like = self.arrays
+        xp, like = self.xp, self.arrays
         returned = {
             name: self._returned(x, like[name].shape, like[name].dtype) for name, x in collected.items()
         }
         if "state" in like:
-            returned["state"] = self.xp.astype(
-                self.xp.reshape(moved, self.shapes.state_shape), like["state"].dtype
-            )
+            moved = xp.reshape(moved, self.shapes.state_shape)
+            returned["state"] = xp.astype(moved, like["state"].dtype, copy=False)
         return returned
 
     def _parts(self, **instead: Any) -> tuple[list[Tokens], int]:
@@ -75,9 +74,8 @@ class LinearCall:
             return [], 1
         length, arrays = self.sizes.queries, self.arrays | instead
         size = 2 ** min(self.shapes.chunk_size.bit_length() - 1, (length - 1).bit_length())
-        of_a_chunk = math.prod(
-            (*self.sizes.batch, self.sizes.query_heads, size, max(self.shapes.state_shape[-2:]))
-        )
+        width = max(self.shapes.state_shape[-2:])
+        of_a_chunk = math.prod((*self.sizes.batch, self.sizes.query_heads, size, width))
         step = max(ELEMENTS // of_a_chunk, 1) * size
         full = length + -length % size
         steps = [min(step, full - start) for start in range(0, full, step)]
@@ -105,9 +103,9 @@ class LinearCall:
     def _inner(self, state: Any) -> Any:
         """Return a copy of a state, or zeros, with the axes of G and of the chunks."""
         shape = (*self.axes, 1, 1, *self.shapes.state_shape[-2:])
-        return (
-            self._zeros(shape) if state is None else self.xp.reshape(self.xp.astype(state, self.dtype), shape)
-        )
+        if state is None:
+            return self._zeros(shape)
+        return self.xp.reshape(self.xp.astype(state, self.dtype), shape)
 
     def _zeros(self, shape: Shape) -> Any:
         query = self.arrays["query"]

@@ -1,11 +1,11 @@
 r"""Linear attention in chunks: products inside of a chunk, and a state from chunk to chunk.
 
-A state follows $S_t = \mathrm{diag}(e^{g_t}) S_{t-1} + k_t u_t^T$. Token i reads what token j <= i has
-written, faded by $e^{g_{j+1} + ... + g_i}$. The common factoring of this into $e^{G_i} e^{-G_j}$ overflows. So
-a chunk is halved, and its halves again: between the upper half, the earlier tokens, and the lower half, the
-exponent is the sum from j to the border plus the sum from the border to i. Neither is a difference of sums, so
-no digit is lost, and -inf forgets all that was before. Each product is of tokens of which one reads the other,
-and none is masked: a NaN does not move backwards in time.
+A state follows $S_t = \mathrm{diag}(a_t) S_{t-1} + k_t u_t^T$ with $a_t = e^{g_t}$. Token i reads what token
+j <= i has written, faded by $a_{j+1} \cdots a_i$. The common factoring of this into $e^{G_i} e^{-G_j}$
+overflows. So a chunk is halved, and its halves again: between the upper half, the earlier tokens, and the lower
+half, the factor is the product from j to the border times the product from the border to i. No factor is above
+1, nothing is divided, and a decay of -inf forgets all that was before. Each product of matrices is of tokens of
+which one reads the other, and none is masked: a NaN does not move backwards in time.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ def attend(xp: Any, tokens: Tokens, state: Any, size: int) -> tuple[Any, Any]:
     chunks = length // size
     cut: list[Any] = [None if x is None else _cut(xp, x, size) for x in tokens]
     query, key, value, decay, beta = cut
-    fading, before, after = _fadings(xp, decay, size)
+    fading, before, after = _fadings(xp, None if decay is None else xp.exp(decay), size)
     scores: list[Any] = []
     corrections: list[Any] = []
     for n, (to_lower, to_upper) in enumerate(fading):
         half = 2**n
         (upper, lower), lower_query = _halves(xp, key, half), _halves(xp, query, half)[1]
-        keys = xp.matrix_transpose(_faded(xp, upper, to_upper))
-        scores.append(_faded(xp, lower_query, to_lower) @ keys)
+        keys = xp.matrix_transpose(_faded(upper, to_upper))
+        scores.append(_faded(lower_query, to_lower) @ keys)
         if beta is not None:
-            correction = _halves(xp, beta, half)[1] * (_faded(xp, lower, to_lower) @ keys)
+            correction = _halves(xp, beta, half)[1] * (_faded(lower, to_lower) @ keys)
             inner = [_of_lower(xp, smaller, half) for smaller in corrections]
             corrections.append(_corrected(xp, inner, correction))
     removed: Sequence[Any] = [None] * chunks
     if beta is not None:
         widths = [value.shape[-1], key.shape[-1]]
-        both = _corrected(xp, corrections, beta * xp.concat([value, _faded(xp, key, before)], axis=-1))
+        both = _corrected(xp, corrections, beta * xp.concat([value, _faded(key, before)], axis=-1))
         value, removing = split(both, widths, -1)
         removed = split(removing, [1] * chunks, -3)
-    kept = None if before is None else xp.matrix_transpose(xp.exp(_last(before)))
+    kept = None if before is None else xp.matrix_transpose(_last(before))
     fades: Sequence[Any] = [None] * chunks if kept is None else split(kept, [1] * chunks, -3)
-    writing = split(xp.matrix_transpose(_faded(xp, key, after)), [1] * chunks, -3)
+    writing = split(xp.matrix_transpose(_faded(key, after)), [1] * chunks, -3)
     states, values = [], split(value, [1] * chunks, -3)
     for n, (remove, fade, write) in enumerate(zip(removed, fades, writing, strict=True)):
         states.append(state)
@@ -68,26 +68,26 @@ def attend(xp: Any, tokens: Tokens, state: Any, size: int) -> tuple[Any, Any]:
         upper, lower = _halves(xp, output, score.shape[-1])
         lower = lower + score @ _halves(xp, value, score.shape[-1])[0]
         output = _joined(xp, upper, lower, size)
-    output = output + _faded(xp, query, before) @ xp.concat(states, axis=-3)
+    output = output + _faded(query, before) @ xp.concat(states, axis=-3)
     return xp.reshape(output, (*output.shape[:-3], length, output.shape[-1])), state
 
 
-def _fadings(xp: Any, decay: Any, size: int) -> tuple[list[tuple[Any, Any]], Any, Any]:
-    """Return the exponents between halves of 1, 2, 4, ... tokens, and those before and after each token.
+def _fadings(xp: Any, kept: Any, size: int) -> tuple[list[tuple[Any, Any]], Any, Any]:
+    """Return the factors between halves of 1, 2, 4, ... tokens, and those before and after each token.
 
-    They are the sums from the border to a token of the lower half, and from a token of the upper half to the
-    border; from the start of the chunk to each token, and from each token to the end. Without decay, all are
-    None.
+    They are the products from the border to a token of the lower half, and from a token of the upper half to
+    the border; from the start of the chunk to each token, and from each token to the end. If all is kept, they
+    are None.
     """
     halvings = size.bit_length() - 1
-    if decay is None:
+    if kept is None:
         return [(None, None)] * halvings, None, None
-    fading, before, after = [], decay, xp.zeros_like(decay)
+    fading, before, after = [], kept, xp.ones_like(kept)
     for n in range(halvings):
         (upper, lower), (upper_after, lower_after) = _halves(xp, before, 2**n), _halves(xp, after, 2**n)
         fading.append((lower, upper_after))
-        before = _joined(xp, upper, lower + _last(upper), size)
-        after = _joined(xp, upper_after + _last(lower), lower_after, size)
+        before = _joined(xp, upper, lower * _last(upper), size)
+        after = _joined(xp, upper_after * _last(lower), lower_after, size)
     return fading, before, after
 
 
@@ -113,8 +113,8 @@ def _of_lower(xp: Any, corrections: Any, half: int) -> Any:
     return split(paired, [count, count], -3)[1]
 
 
-def _faded(xp: Any, array: Any, exponent: Any) -> Any:
-    return array if exponent is None else array * xp.exp(exponent)
+def _faded(array: Any, factor: Any) -> Any:
+    return array if factor is None else array * factor
 
 
 def _cut(xp: Any, array: Any, size: int) -> Any:

@@ -94,8 +94,8 @@ class Tape:
         joined = self.of_values.concat([array.value for array in arrays], axis=axis)
         return self.record(joined, arrays, lambda d: split(d, lengths, axis))
 
-    def zeros_like(self, x: Recorded, /) -> Recorded:
-        return Recorded(self, self.of_values.zeros_like(x.value))
+    def ones_like(self, x: Recorded, /) -> Recorded:
+        return Recorded(self, self.of_values.ones_like(x.value))
 
 
 def split(array: Any, lengths: Sequence[int], axis: int) -> list[Any]:

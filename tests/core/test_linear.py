@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from internals import dtype_name, judge
+from internals import dtype_name, judge, override
 from libraries import SETTINGS, Library
 from linear_cases import RULES, Arrays, assert_as_onnx, draw, onnx_cases, recurrence
 
@@ -172,8 +172,14 @@ def slopes(
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_gradients_are_those_of_the_recurrence(library: Library, rule: str) -> None:
-    """Of each input by itself, by differences; and of tangents through our own arrays with derivatives."""
+def test_gradients_are_those_of_the_recurrence(
+    library: Library, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each input by itself, by differences; and of tangents through our own arrays with derivatives.
+
+    Each chunk is computed by itself, as in a long call.
+    """
+    override(monkeypatch, "LINEAR_ELEMENTS", 1)
     if library.lazy:
         pytest.skip("refused")
     library.needs("float64")
@@ -275,18 +281,35 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no array": ({"decay": -1.0}, "`decay` must be a plain array"),
     "another name": ({"update_rule": "gated"}, "Write rule=... instead"),
 }
+REFUSED_BY_CONVOLUTION: dict[str, tuple[dict[str, Any], str]] = {
+    "axes": ({"input": np.ones(3)}, "`input` must have at least 2 axes"),
+    "weight": ({"weight": np.ones((3, 4))}, "`weight` must be (C, 1, k), here (3, 1, 4)"),
+    "bias": ({"bias": np.ones(2)}, "`bias` must be (C,), here (3,)"),
+    "state": ({"state": np.ones((2, 3, 4))}, "`state` must be (..., C, k - 1), here (2, 3, 3)"),
+    "activation": ({"activation": "relu"}, "`activation` must be 'silu' or 'swish' or None"),
+    "dtype": ({"weight": np.ones((3, 1, 4), "float32")}, "must have one dtype"),
+}
+CALLS: list[tuple[Any, Arrays, dict[str, tuple[dict[str, Any], str]]]] = [
+    *((function, X, REFUSED) for function in (linear_attention, linear_attention_vjp)),
+    (
+        causal_conv_with_state,
+        {"input": np.ones((2, 3, 5)), "weight": np.ones((3, 1, 4))},
+        REFUSED_BY_CONVOLUTION,
+    ),
+]
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_does_not_fit_is_refused_by_name(case: str) -> None:
-    changed, words = REFUSED[case]
-    for function in (linear_attention, linear_attention_vjp):
-        with pytest.raises((TypeError, ValueError), match=f"^{function.__name__}: ") as caught:
-            function(**{**X, **changed})
-        assert words in str(caught.value)
+@pytest.mark.parametrize(
+    ("function", "call", "case"), [(f, x, case) for f, x, table in CALLS for case in table.values()]
+)
+def test_what_does_not_fit_is_refused_by_name(function: Any, call: Arrays, case: Any) -> None:
+    changed, words = case
+    with pytest.raises((TypeError, ValueError), match=f"^{function.__name__}: ") as caught:
+        function(**{**call, **changed})
+    assert words in str(caught.value)
 
 
-def test_cotangents_and_lazy_chunks_are_refused() -> None:
+def test_cotangents_that_do_not_fit_are_refused() -> None:
     output, pullback = linear_attention_vjp(**X)
     with pytest.raises(ValueError, match="`cotangent` must have the shape and the dtype of the output"):
         pullback(output.output[..., :1])
@@ -330,26 +353,6 @@ def test_the_convolution_passes_its_state_on(library: Library, length: int) -> N
         parts.append(library.get(result.output))
     np.testing.assert_allclose(np.concatenate(parts, axis=-1), expected, atol=2e-6)
     np.testing.assert_array_equal(state, x[..., -3:])
-
-
-CONVOLUTION = {"input": np.ones((2, 3, 5)), "weight": np.ones((3, 1, 4))}
-
-
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        ({"input": np.ones(3)}, "`input` must have at least 2 axes"),
-        ({"weight": np.ones((3, 4))}, "`weight` must be (C, 1, k), here (3, 1, 4)"),
-        ({"bias": np.ones(2)}, "`bias` must be (C,), here (3,)"),
-        ({"state": np.ones((2, 3, 4))}, "`state` must be (..., C, k - 1), here (2, 3, 3)"),
-        ({"activation": "relu"}, "`activation` must be 'silu' or 'swish' or None"),
-        ({"weight": np.ones((3, 1, 4), "float32")}, "must have one dtype"),
-    ],
-)
-def test_the_convolution_refuses_what_does_not_fit(changed: Any, words: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=r"^causal_conv_with_state: ") as caught:
-        causal_conv_with_state(**{**CONVOLUTION, **changed})
-    assert words in str(caught.value)
 
 
 # ONNX's own cases
