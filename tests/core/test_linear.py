@@ -317,6 +317,17 @@ def test_cotangents_that_do_not_fit_are_refused() -> None:
         pullback(output.output, output.state[0])
 
 
+@pytest.mark.needs("jax")
+def test_a_length_that_is_a_symbol_is_refused() -> None:
+    import jax
+    from jax import export
+
+    (length,) = export.symbolic_shape("L")
+    query = jax.ShapeDtypeStruct((2, length, 8), np.float32)
+    with pytest.raises(ValueError, match=r"`query` \(L\) must be a number, because its chunks are counted"):
+        export.export(jax.jit(linear_attention))(query, query, query)
+
+
 @pytest.mark.needs("dask")
 def test_lazy_chunks_are_refused() -> None:
     import dask.array

@@ -133,3 +133,5 @@ def test_open_lengths_without_an_operator_are_refused(case: str) -> None:
     with pytest.raises((TypeError, ValueError), match=r"^to_onnx: ") as caught:
         to_onnx(layer, **{**specs("gated_delta", "L"), **changed})
     assert words in str(caught.value)
+    if "reason" in str(caught.value):
+        assert "(L) must be a number if no operator computes linear attention; got L=L" in str(caught.value)
