@@ -76,8 +76,10 @@ class LinearCall:
         size = 2 ** min(self.shapes.chunk_size.bit_length() - 1, (length - 1).bit_length())
         width = max(self.shapes.state_shape[-2:])
         of_a_chunk = math.prod((*self.sizes.batch, self.sizes.query_heads, size, width))
-        step = max(ELEMENTS // of_a_chunk, 1) * size
         full = length + -length % size
+        step = max(ELEMENTS // of_a_chunk, 1) * size
+        if library_of(self.arrays["query"]).loops is not None:
+            step = full  # JAX compiles each product of a jit for 0.1 s and more, so that parts cost minutes
         steps = [min(step, full - start) for start in range(0, full, step)]
         tokens = (self._rows(arrays[name], full) if name in arrays else None for name in Tokens._fields)
         cut = ([None] * len(steps) if array is None else split(array, steps, -2) for array in tokens)
