@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ._explanation import Explanation, explain
     from ._forward_mode import jvp, scaled_dot_product_attention_jvp, scaled_dot_product_attention_laplacian
     from ._gradients import scaled_dot_product_attention_vjp
+    from ._linear.attention import LinearAttentionState, linear_attention, linear_attention_vjp
+    from ._linear.convolution import CausalConvState, causal_conv_with_state
     from ._ring import ring_attention
     from ._states import AttentionState, merge_states
     from ._statistics import AttentionStatistics, attention_statistics
@@ -34,8 +36,10 @@ __version__ = "0.1.0"
 __all__ = [
     "AttentionState",
     "AttentionStatistics",
+    "CausalConvState",
     "Explanation",
     "KVCache",
+    "LinearAttentionState",
     "PagedKVCache",
     "__version__",
     "attention_scores",
@@ -43,9 +47,12 @@ __all__ = [
     "attention_statistics",
     "attention_weights",
     "biases",
+    "causal_conv_with_state",
     "dot_product_attention",
     "explain",
     "jvp",
+    "linear_attention",
+    "linear_attention_vjp",
     "masks",
     "merge_states",
     "positional",
@@ -67,6 +74,8 @@ _NAMES = {
     "_explanation": "Explanation explain",
     "_forward_mode": "jvp scaled_dot_product_attention_jvp scaled_dot_product_attention_laplacian",
     "_gradients": "scaled_dot_product_attention_vjp",
+    "_linear.attention": "LinearAttentionState linear_attention linear_attention_vjp",
+    "_linear.convolution": "CausalConvState causal_conv_with_state",
     "_ring": "ring_attention",
     "_states": "AttentionState merge_states",
     "_statistics": "AttentionStatistics attention_statistics",

@@ -102,6 +102,7 @@ PLACES = {
     "Integers": "sdpa_xp._checks.integers:Integers",
     "is_traced": "sdpa_xp._libraries:is_traced",
     "jax_kernels": "sdpa_xp._kernels.jax",
+    "LINEAR_ELEMENTS": "sdpa_xp._linear.call:ELEMENTS",
     "torch_kernels": "sdpa_xp._kernels.torch",
     "Feature": "sdpa_xp_export._agree.features:Feature",
     "judge": "rounding_rule:judge",

@@ -34,6 +34,7 @@ HEADS = MultiHeadAttention(LINEAR, LINEAR, LINEAR, LINEAR, num_heads=2)
 SINGLE = SingleHeadAttention(LINEAR, LINEAR, LINEAR)
 MAPPING = {f"{name}.weight": np.ones((8, 8), F) for name in ("query", "key", "value", "out")}
 TOKENS = np.ones((2, 3, 8), F)
+LINEAR_CALL = {"query": K, "key": K, "value": K, "decay": -K, "beta": K[..., :1]}
 
 CALLS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     *((f, CALL) for f in (sdpa_xp.scaled_dot_product_attention, sdpa_xp.scaled_dot_product_attention_vjp)),
@@ -46,6 +47,11 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (sdpa_xp.attention_statistics, {"query": Q, "key": K, "of": "block_sums", "block_size": 2}),
     *((f, PACKED) for f in (sdpa_xp.varlen_attention, sdpa_xp.varlen_attention_state)),
     (sdpa_xp.dot_product_attention, {name: x.swapaxes(-2, -3) for name, x in CALL.items()}),
+    *((f, LINEAR_CALL) for f in (sdpa_xp.linear_attention, sdpa_xp.linear_attention_vjp)),
+    (
+        sdpa_xp.causal_conv_with_state,
+        {"input": np.ones((2, 3, 5)), "weight": np.ones((3, 1, 4)), "activation": "silu"},
+    ),
     (sdpa_xp.merge_states, {"states": [attention_state(**CALL)] * 2}),
     (KVCache, {"key": K, "value": V}),
     (CACHE.append, NEW | {"value": np.ones((2, 2, 1, 6), F)}),
@@ -97,7 +103,14 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
 ]
 
 
-WITHOUT = ["AttentionState", "AttentionStatistics", "Explanation", "Layer"]
+WITHOUT = [
+    "AttentionState",
+    "AttentionStatistics",
+    "CausalConvState",
+    "Explanation",
+    "Layer",
+    "LinearAttentionState",
+]
 WITHOUT += ["Mask", "Bias", "Rotation", "Scaling"]
 """What is returned, or what one's own is derived from."""
 

@@ -101,6 +101,14 @@ def as_statistics(statistics: Any, x: Any) -> Any:
     return statistics.entropy[..., None] * x
 
 
+def as_linear_state(state: Any, x: Any) -> Any:
+    return sdpa_xp.linear_attention(x, x, x, state=state.state).output
+
+
+def as_convolution_state(state: Any, x: Any) -> Any:
+    return sdpa_xp.causal_conv_with_state(x[:, 0], x[0, 0, :, None, :3], state=state.state).output
+
+
 def as_state(state: Any, x: Any) -> Any:
     return sdpa_xp.merge_states([state, sdpa_xp.attention_state(x, x, x)]).output
 
@@ -146,6 +154,8 @@ USED: dict[str, tuple[Any, Use]] = {
     "Llama3Scaling": (positional.Llama3Scaling(factor=8.0, original_length=64), as_scaling),
     "YaRNScaling": (ROTARY.scaling, as_scaling),
     "AttentionState": (sdpa_xp.attention_state(X, X, X), as_state),
+    "LinearAttentionState": (sdpa_xp.linear_attention(X, X, X), as_linear_state),
+    "CausalConvState": (sdpa_xp.causal_conv_with_state(X[:, 0], X[0, 0, :, None, :3]), as_convolution_state),
     "AttentionStatistics": (sdpa_xp.attention_statistics(X, X, of=("entropy",)), as_statistics),
 }
 by_name = pytest.mark.parametrize("name", USED)

@@ -26,6 +26,7 @@ from .._graph import Graph, GraphValue
 from .._runtime.releases import Runtime
 from ..spec import TensorSpec
 from .choice import FORMS, choose
+from .linear import write_linear
 
 OUTPUTS = {
     "scaled_dot_product_attention": ("output",),
@@ -38,6 +39,8 @@ OUTPUTS = {
     "attention_statistics": (),
 }
 """The public functions that have forms, and the outputs of a graph that they return; `of` says which."""
+LINEAR = ("linear_attention", "causal_conv_with_state")
+"""The public functions that have an operator or are traced: no form of attention computes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,8 @@ class TracedAttention:
         self, graph: Graph, function: str, inputs: Mapping[str, object], rules: Mapping[str, object]
     ) -> Any:
         """Return what the library's `function` would return: a value, or a tuple of values with names."""
+        if function in LINEAR and not _has_derivatives(inputs, rules):
+            return write_linear(graph, function, inputs, rules, self.form)
         if function not in OUTPUTS or _has_derivatives(inputs, rules):  # the library's own code writes them
             return NotImplemented
         if rules.get("reproducible"):
