@@ -217,7 +217,7 @@ def test_porting_tables_name_what_there_is() -> None:
     """What stands to the right is ours: each name in it is a function, an argument or a method."""
     page = (ROOT / "docs/how-to/port.md").read_text()
     rows = [line for line in re.findall(r"(?m)^\| .*`.* \|$", page) if line.count(" | ") == 1]
-    assert len(rows) > 90
+    assert len(rows) > 75
     arguments = {name for f in PUBLIC.values() for name in inspect.signature(f).parameters}
     methods = {name for f in PUBLIC.values() if isinstance(f, type) for name in dir(f)}
     known = arguments | methods | {name.rpartition(".")[2] for name in PUBLIC}

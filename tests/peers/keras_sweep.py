@@ -26,7 +26,7 @@ import keras  # noqa: E402
 from internals import framework_call  # noqa: E402
 from peers.same_layers import ROUNDINGS, count_calls  # noqa: E402
 
-from sdpa_xp import masks  # noqa: E402
+from sdpa_xp import dot_product_attention, masks  # noqa: E402
 from sdpa_xp.integrations.keras import replace_attention  # noqa: E402
 
 BATCH, LENGTH, KEYS, EMBED = 2, 5, 7, 12
@@ -227,7 +227,7 @@ def refusals() -> Iterator[str]:
 
 
 def function() -> dict[str, bool]:
-    """What the first page of the site says about `keras.ops.dot_product_attention`, which has (B, L, H, E)."""
+    """What the site says about `keras.ops.dot_product_attention`, which has (B, L, H, E)."""
     query, key, value = np.random.default_rng(0).standard_normal((3, 1, 4, 4, 8), "float32")
     allowed = np.tri(4, dtype=bool)
     allowed[1] = False
@@ -237,12 +237,16 @@ def function() -> dict[str, bool]:
         )
         for x in (value, np.where(np.arange(4)[:, None, None] == 3, np.float32(np.nan), value))
     ]
+    causal = np.tri(4, dtype=bool)[None, None]
+    theirs = keras.ops.convert_to_numpy(keras.ops.dot_product_attention(query, key, value, mask=causal))
     try:
         keras.ops.dot_product_attention(query, key[:, :, :2], value[:, :, :2])
         takes_fewer_heads = True
     except ValueError:
         takes_fewer_heads = False
+    ours = dot_product_attention(query, key, value, mask=causal)
     return {
+        "is dot_product_attention of sdpa_xp": np.allclose(ours, theirs, atol=2e-6),
         "a query without keys is the mean": np.allclose(attended[0][:, 1], value.mean(1), atol=1e-6),
         "a NaN in a masked value shows": bool(np.isnan(attended[1][:, 0]).any()),
         "takes fewer key heads": takes_fewer_heads,

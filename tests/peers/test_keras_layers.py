@@ -35,6 +35,7 @@ def test_the_layers(backend: str, request: pytest.FixtureRequest) -> None:
     assert "`attention_mask` must be an array if a layer attends over several axes; got attention_mask=" in mask
     assert other == "replace_attention: Keras must run on jax, torch or numpy; got backend=x."
     assert results["function"] == {
+        "is dot_product_attention of sdpa_xp": True,
         "a query without keys is the mean": True,
         "a NaN in a masked value shows": True,
         "takes fewer key heads": backend != "numpy",

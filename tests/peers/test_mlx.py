@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from internals import array_signatures, is_traced, judge, reference, textbook
 
-from sdpa_xp import attention_state
+from sdpa_xp import attention_state, masks, scaled_dot_product_attention
 from sdpa_xp.positional import Rotary
 
 mx = pytest.importorskip("mlx.core")
@@ -71,3 +71,14 @@ def test_rope(traditional: bool, width: int, base: float, offset: Any, rng: np.r
     output = Rotary(width, base, interleaved=traditional).apply(mx.array(x), offset)
     bound = 2.0**-20 * np.abs(x).max()
     np.testing.assert_allclose(np.asarray(output), np.asarray(expected), rtol=0, atol=bound)
+
+
+def test_the_causal_mask_of_mlx_is_lower_right() -> None:
+    """The guide to porting says so; with as many keys as queries, both corners are the same."""
+    rng = np.random.default_rng(0)
+    query, key, value = (mx.array(rng.standard_normal((2, 2, n, 8), np.float32)) for n in (5, 9, 9))
+    theirs = mx.fast.scaled_dot_product_attention(query, key, value, scale=8**-0.5, mask="causal")
+    ours = scaled_dot_product_attention(query, key, value, masks.causal("lower_right"))
+    upper = scaled_dot_product_attention(query, key, value, is_causal=True)
+    np.testing.assert_allclose(ours, theirs, atol=2e-6)
+    assert not np.allclose(upper, theirs, atol=1e-3)
