@@ -74,6 +74,13 @@ class HardCase:
         """The number of all elements, by which cases are ordered."""
         return sum(map(math.prod, self.shapes.values()))
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether only its lengths, its batch and its heads differ from those of other plain cases."""
+        special = self.mask or self.bias or self.options or self.outputs != ("output",)
+        same = len(self.batch) == 1 and len({*self.heads}) == len({*self.widths}) == 1 and self.widths[0] == 8
+        return not special and same and self.size > 0
+
     def __str__(self) -> str:
         return self.name
 
@@ -113,7 +120,7 @@ class HardCase:
         for index, number in rule.get("set", ()):
             if all(-n <= i < n for i, n in zip(_integers(index), _sizes(index, shape), strict=True)):
                 x[_index(index)] = float(number)
-        return _strided(x) if rule.get("strided") else x
+        return _in_memory(x, rule.get("memory", ""))
 
     def _mask(self, rule: Mapping[str, Any]) -> NDArray[np.bool_]:
         """Return the mask, True where a pair may attend, with the axes that the rule names."""
@@ -215,11 +222,16 @@ def _padded(shape: tuple[int, ...], pairs: tuple[int, ...]) -> tuple[int, ...]:
     return (1,) * (len(pairs) - len(shape)) + shape
 
 
-def _strided(x: NDArray[Any]) -> NDArray[Any]:
-    """Return the same numbers with gaps between the elements of each row."""
-    wide = np.zeros((*x.shape[:-1], 2 * x.shape[-1]), x.dtype)
-    wide[..., ::2] = x
-    return wide[..., ::2]
+def _in_memory(x: NDArray[Any], layout: str) -> NDArray[Any]:
+    """Return the same numbers as a view: with gaps, with other axes first, or behind other numbers."""
+    if layout == "transposed":
+        return np.swapaxes(np.ascontiguousarray(np.swapaxes(x, -2, -3)), -2, -3)
+    if not layout:
+        return x
+    wide = np.full((*x.shape[:-1], 2 * x.shape[-1]), 7, x.dtype)
+    view = wide[..., ::2] if layout == "gaps" else wide[..., x.shape[-1] :]
+    view[...] = x
+    return view
 
 
 def _index(index: Sequence[Any]) -> tuple[Any, ...]:

@@ -26,6 +26,8 @@ from .cases import Arrays, HardCase, data
 from .semantics import GRADIENTS
 
 LAYOUTS = ("...HLE", "...LHE")
+SHARED = ("float16", "float32", "float64")
+"""The dtypes in which NumPy and torch can share memory."""
 LIBRARIES_OF_MODULES = {"torch": "torch", "jax": "jax", "mlx": "mlx", "cupy": "cupy", "dask": "dask"}
 
 
@@ -60,14 +62,17 @@ class JudgedFunction:
         Exception: Whatever it raises, if it refuses the call.
         """
         arrays = case.arrays(dtype)
-        keywords = {k: self._put(x) for k, x in self._keywords(case, arrays, answers).items()}
+        options = self._keywords(case, arrays, answers)
+        keywords = {k: self._put(x) for k, x in options.items()}
         if "gradients" in case.outputs:
             return self._gradients(arrays, keywords)
         tokens = [self._put(self._laid_out(arrays[name])) for name in GRADIENTS]
-        before = [np.array(self.backend.get(x)) for x in tokens]
+        passed = dict(zip(GRADIENTS, tokens, strict=True))
+        passed |= {k: keywords[k] for k, x in options.items() if isinstance(x, np.ndarray)}
+        before = {k: np.array(self.backend.get(x)) for k, x in passed.items()}
         result = self.function(*tokens, **keywords)
-        for name, old, new in zip(GRADIENTS, before, tokens, strict=True):
-            if old.tobytes() != np.array(self.backend.get(new)).tobytes():
+        for name, old in before.items():
+            if old.tobytes() != np.array(self.backend.get(passed[name])).tobytes():
                 raise ChangedError(name)
         first, *others = result if isinstance(result, tuple | list) else (result,)
         results = {"output": self._laid_out(self.backend.get(first))}
@@ -115,7 +120,11 @@ class JudgedFunction:
         return name in self.names
 
     def _put(self, x: Any) -> Any:
-        return self.backend.put(x) if isinstance(x, np.ndarray) else x
+        if not isinstance(x, np.ndarray):
+            return x
+        if self.backend.name == "torch" and not x.flags.c_contiguous and x.dtype.name in SHARED:
+            return importlib.import_module("torch").from_numpy(x)  # with its strides
+        return self.backend.put(x)
 
     def _laid_out(self, x: NDArray[Any]) -> NDArray[Any]:
         """Return an array with its heads where the function has them; the same swap leads back."""
@@ -128,7 +137,8 @@ class JudgedFunction:
             for x in tokens:
                 x.requires_grad_()
             self._first(self.function(*tokens, **keywords)).backward(cotangent)
-            gradients = [x.grad for x in tokens]
+            # No gradient of a number that has one is as wrong as NaN.
+            gradients = [x.new_full(x.shape, math.nan) if x.grad is None else x.grad for x in tokens]
         elif self.backend.name == "jax":
             jax = importlib.import_module("jax")
             pullback = jax.vjp(lambda *x: self._first(self.function(*x, **keywords)), *tokens)[1]
@@ -174,13 +184,18 @@ def find_function(
     if layout not in LAYOUTS:
         rule = f"`layout` must be one of {', '.join(LAYOUTS)}"
         raise ArgumentValueError("judge", rule, {"layout": repr(layout)})
-    names_here, needed = _names(target)
+    names_here, needed, keywords = _names(target)
     words = {**names_here, **known.get("names", {}), **(names or {})}
     if unknown := [name for name in words if name not in data()["names"]]:
         rule = f"`names` must be for {', '.join(data()['names'])}"
         raise ArgumentValueError(
             "judge", rule, {"names": repr(unknown[0])}, nearest_hint(unknown[0], [*data()["names"]])
         )
+    chosen = [word if isinstance(word, str) else word[0] for word in (names or {}).values()]
+    if keywords and not {*chosen} <= keywords:
+        rule = "`names` must lead to keywords of the function"
+        got = {"names": repr(sorted({*chosen} - keywords)[0])}
+        raise ArgumentValueError("judge", rule, got, f"It has {', '.join(sorted(keywords))}.")
     if library not in LIBRARIES:
         rule = f"`library` must be one of {', '.join(LIBRARIES)}"
         raise ArgumentValueError("judge", rule, {"library": repr(library)}, nearest_hint(library, LIBRARIES))
@@ -205,23 +220,24 @@ def _imported(text: str) -> Any:
     return target
 
 
-def _names(function: Callable[..., Any]) -> tuple[dict[str, str], frozenset[str]]:
-    """Return the keyword of each option that the function has, and the options that it must get."""
-    needed: set[str] = set()
+def _names(function: Callable[..., Any]) -> tuple[dict[str, str], frozenset[str], set[str]]:
+    """Return the keyword of each option, the options that it must get, and all keywords, if they are known."""
+    needed, keywords = set[str](), set[str]()
     try:
-        parameters = inspect.signature(function).parameters
+        parameters = inspect.signature(getattr(function, "forward", function)).parameters  # of a torch module
         words = {*parameters}
         needed = {name for name, x in parameters.items() if x.default is x.empty}
-        if any(x.kind is x.VAR_KEYWORD for x in parameters.values()) and len(parameters) <= 4:
-            words |= {synonyms[0] for synonyms in data()["names"].values()}  # it passes them on
+        if any(x.kind is x.VAR_KEYWORD for x in parameters.values()):  # it may pass on what most have
+            words |= {"attn_mask", "is_causal", "scale"} if len(parameters) <= 4 else set()
+        else:
+            keywords = words
     except (TypeError, ValueError):  # compiled functions say it in their text
         text = (function.__doc__ or "").partition("->")[0]
         words = {*re.findall(r"\w+", text)}
         needed = {*re.findall(r"(\w+): float,", text)}
     chosen = {name: next((s for s in synonyms if s in words), "") for name, synonyms in data()["names"].items()}
-    return {n: word for n, word in chosen.items() if word}, frozenset(
-        n for n, w in chosen.items() if w in needed
-    )
+    options = {n: word for n, word in chosen.items() if word}
+    return options, frozenset(n for n, word in options.items() if word in needed), keywords
 
 
 def _of_model(path: Path) -> Callable[..., Any]:

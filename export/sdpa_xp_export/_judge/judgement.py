@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,8 @@ from .semantics import LACKS, LEAKS, REFUSED, WRONG, expected, is_judged
 from .verdict import Answer, Fault, NotJudged, Verdict
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
+REFUSES = "refused: "
+"""How the reason begins if the function raised."""
 SHRINKS = 60
 """The most calls by which the smallest failing one is sought, for each fault."""
 SHRUNK = 4
@@ -77,7 +80,7 @@ class Judgement:
                 left_out.append(NotJudged(case.name, dtype, result))
             else:
                 tried.append(result)
-        faults = self._faults(tried)
+        faults = self._faults(tried) + self._refusals(tried, left_out)
         library = f"{backend.name} {backend.version}, {backend.device}"
         elapsed = time.perf_counter() - start
         return Verdict(
@@ -118,7 +121,7 @@ class Judgement:
             except ChangedError:
                 return WRONG
             except Exception as error:  # whatever a function raises refuses the call
-                if isinstance(error, TypeError) and "scale" in str(error) and not self.function.needed:
+                if re.search(r"missing .*\bscale\b", str(error)) and not self.function.needed:
                     self.function = replace(self.function, needed=frozenset({"scale"}))
                     return self._answer(case, field, answers)
                 return REFUSED
@@ -140,7 +143,7 @@ class Judgement:
         except ChangedError as error:
             return Tried(case, dtype, {}, f"it changes its {error}")
         except Exception as error:  # whatever a function raises refuses the call
-            return f"refused: {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
+            return f"{REFUSES}{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
         rows = expected(case, dtype, self.answers)
         of_query = data()["dtype"]["answers"][0]
         kept = self.answers.get("dtype", of_query) == of_query
@@ -170,6 +173,16 @@ class Judgement:
             if n in worst or one.wrong:
                 faults.append(self._fault(one, *worst.get(n, (None, "")), shrinks=len(faults) < SHRUNK))
         return tuple(faults)
+
+    def _refusals(self, tried: Sequence[Tried], left_out: Sequence[NotJudged]) -> tuple[Fault, ...]:
+        """Return a fault if the function takes plain calls of some lengths, and raises in those of others."""
+        plain = {case.name: case for case in all_cases() if case.is_plain}
+        refused = [x for x in left_out if x.case in plain and x.reason.startswith(REFUSES)]
+        if self.function.is_model or not refused or not {one.case.name for one in tried} & {*plain}:
+            return ()
+        first, shown = refused[0], plain[refused[0].case].described()
+        what = f"{first.reason}, and so in {len(refused)} plain calls, but not in others"
+        return (Fault(first.case, first.dtype, ("R1",), what, math.inf, 0.0, math.inf, shown),)
 
     def _fault(self, one: Tried, agreement: Agreement | None, output: str, *, shrinks: bool) -> Fault:
         case = one.case

@@ -65,7 +65,7 @@ def _expected(case: HardCase, dtype: str, answered: tuple[tuple[str, str], ...])
         if case.equal:
             rows = {n: replace(x, magnitude=None, longest_sum=case.lengths[1]) for n, x in rows.items()}
         without = ~_attended(case, arguments, by_mask=False)
-        if without.any() and case.lengths[1] and "sinks" not in case.options:
+        if without.any() and "output" in rows and "sinks" not in case.options:
             by_mask = ~_attended(case, arguments, by_mask=True)
             meant = np.where(by_mask, answers.get("empty", "0"), answers.get("empty by -inf", "0"))
             rows["output"] = _with_empty_rows(rows["output"], arguments, without, meant)
@@ -77,14 +77,14 @@ def _expected(case: HardCase, dtype: str, answered: tuple[tuple[str, str], ...])
 def _arguments(case: HardCase, arrays: Arrays, answers: Answers) -> Arrays:
     """Return the arguments of the reference, with what the answers change."""
     key, value = arrays["key"], arrays["value"]
-    if answers.get("groups") == "h % H":
+    if answers.get("groups") == "h % H" and case.heads:
         order = np.arange(case.heads[0]) % case.heads[-1]
         key, value = key[..., order, :, :], value[..., order, :, :]
     allowed, bias = arrays["mask"], arrays["bias"]
-    told = answers.get("causal") if case.options.get("is_causal") else None
     always = answers.get("unasked")
-    if case.options.get("is_causal") or always in ALIGNMENTS:
-        alignment, (queries, keys) = always if always in ALIGNMENTS else told, case.lengths
+    if case.options.get("is_causal", always in ALIGNMENTS):
+        alignment = always if always in ALIGNMENTS else answers.get("causal")
+        queries, keys = case.lengths
         causal = np.tri(queries, keys, keys - queries if alignment == "lower right" else 0, dtype=bool)
         allowed = causal if allowed is None else allowed & causal
     if bias is not None and answers.get("floating") == NOT_ZERO:

@@ -120,7 +120,7 @@ class Verdict(Immutable):
             lines += [_wrapped(str(fault)) for fault in self.faults[:SHOWN]]
             lines += [f"  and {len(self.faults) - SHOWN} more"] if len(self.faults) > SHOWN else []
         if reasons := self._reasons():
-            lines += ["", "Not judged:", *(_wrapped(f"{n} cases: {why}") for why, n in reasons)]
+            lines += ["", "Not judged:", *(_wrapped(f"{_counted(n, 'case')}: {why}") for why, n in reasons)]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -134,12 +134,21 @@ class Verdict(Immutable):
         return folded(f"{self.function}: {self._summary()}", shown)
 
     def _summary(self) -> str:
-        faults = f"{len(self.faults)} faults" if self.faults else "no fault" if self.judged else "nothing shown"
-        others = f", {len(self.departures)} answers unlike sdpa_xp's" if self.departures else ""
+        faults = _counted(len(self.faults), "fault") if self.faults else "no fault"
+        if not self.judged:
+            faults = "nothing shown (are `library`, `layout` and `names` right?)"
+        others = f", {_counted(len(self.departures), 'answer')} unlike sdpa_xp's" if self.departures else ""
         return f"{faults} in {self.judged} cases{others}, {len(self.not_judged)} not judged"
 
     def _reasons(self) -> list[tuple[str, int]]:
-        return Counter(re.sub(r"\d+", "n", entry.reason) for entry in self.not_judged).most_common()
+        """Return the reasons, the most frequent first; of those that differ in numbers alone, the first."""
+        reasons = {re.sub(r"\d+", "n", entry.reason): entry.reason for entry in reversed(self.not_judged)}
+        counts = Counter(re.sub(r"\d+", "n", entry.reason) for entry in self.not_judged)
+        return [(reasons[reason], n) for reason, n in counts.most_common()]
+
+
+def _counted(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def _wrapped(text: str) -> str:
