@@ -53,9 +53,9 @@ def top_keys(
         is_causal: Likewise.
 
     Returns:
-        (..., 1, L, top_k), or (L, top_k) for 2-D inputs: integers, the key with the largest score first, and
-            of equal scores the first key. -1 stands behind the keys of a query that may attend to fewer. A key
-            whose score is NaN or -inf is not chosen.
+        Integers (..., 1, L, top_k), or (L, top_k) for 2-D inputs. The key with the largest score comes first,
+            and of equal scores the first key. -1 stands behind the keys of a query that may attend to fewer. A
+            key whose score is NaN or -inf is not chosen.
 
     Raises:
         TypeError: `score` is no function, `weights` are not floating or of another library, or an array is in
