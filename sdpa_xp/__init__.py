@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ._ring import ring_attention
     from ._states import AttentionState, merge_states
     from ._statistics import AttentionStatistics, attention_statistics
+    from ._top_keys import top_keys
     from ._varlen import varlen_attention, varlen_attention_state
     from ._weights import attention_scores, attention_weights
     from .caches.kv import KVCache
@@ -61,6 +62,7 @@ __all__ = [
     "scaled_dot_product_attention_jvp",
     "scaled_dot_product_attention_laplacian",
     "scaled_dot_product_attention_vjp",
+    "top_keys",
     "varlen_attention",
     "varlen_attention_state",
 ]
@@ -79,6 +81,7 @@ _NAMES = {
     "_ring": "ring_attention",
     "_states": "AttentionState merge_states",
     "_statistics": "AttentionStatistics attention_statistics",
+    "_top_keys": "top_keys",
     "_varlen": "varlen_attention varlen_attention_state",
     "_weights": "attention_scores attention_weights",
 }

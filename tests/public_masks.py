@@ -23,6 +23,7 @@ CALLS: dict[Callable[..., Mask], dict[str, Any]] = {
     masks.document: {"query_ids": [0, 0, 1, 1, 1], "key_ids": [0] * 5},
     masks.from_array: {"boolean": np.tril(np.ones((5, 5), bool))},
     masks.from_function: {"mask_mod": is_earlier},
+    masks.keys: {"indices": np.asarray([[0, -1], [1, 0], [2, 2], [-1, -1], [4, 0]])},
     masks.neighbourhood: {"shape": (5,), "radius": 1},
     masks.padding: {"key_lengths": [3, 5]},
     masks.prefix: {"length": 3},

@@ -123,6 +123,8 @@ WORDS = {
     "how-to/masks/#what-a-mask-saves": "sparse sparsity attention",
     "how-to/named-models/": "named models variants",
     "how-to/named-models/#deepseek-latent-attention": "mla deepseek latent",
+    "how-to/named-models/#deepseek-sparse-attention": "dsa indexer",
+    "how-to/named-models/#nsa-compressed-keys-chosen-blocks-a-window": "nsa",
     "how-to/named-models/#gpt-oss-sinks": "gpt-oss gpt_oss sink",
     "how-to/named-models/#fox-forgetting-gates": "fox forgetting gate gates",
     "how-to/named-models/#differential-attention": "differential diff",

@@ -245,6 +245,10 @@ class Library:
         """Return a copy of some elements of the first axis, by the functions of the standard."""
         return xp.take(array, xp.asarray([*indices], dtype=xp.int32, device=device), axis=0)
 
+    def take_tokens(self, array: Any, tokens: Any) -> Any:
+        """Return a copy of some tokens of an array (..., S, width)."""
+        return self.namespace(array).take(array, tokens, axis=-2)
+
     def in_blocks(self, pool: Any, tables: Any, xp: Any, device: Device) -> Any:
         """Return a row of blocks for each n out of a pool (P, H, size, width), as (n, H, rows, width)."""
         heads, size, width = pool.shape[1:]

@@ -20,7 +20,8 @@ from .jets import Jet
 from .loops import Loops
 from .trees import mapped
 
-LINEAR = {"base_form", "constant", "detach", "frozen", "in_blocks", "in_rows", "rows_from", "take_rows", "view"}
+LINEAR = {"base_form", "constant", "detach", "frozen", "in_blocks", "in_rows", "rows_from", "view"}
+LINEAR |= {"take_rows", "take_tokens"}
 """What a library does with each part of a jet."""
 _KINDS: dict[tuple[object, ...], JetNamespace] = {}
 """The kinds of jets. No lock: two threads that make one at once use two, one of which is lost with its call."""

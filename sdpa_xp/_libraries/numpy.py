@@ -19,7 +19,7 @@ class NumPy(Library):
     module = "numpy"
     diagonals = Diagonals()
     cast_code = ASTYPE
-    uses_our_threads = keeps_buffers = writes_in_place = has_ufuncs = True
+    uses_our_threads = keeps_buffers = writes_in_place = has_ufuncs = sets_elements = True
 
     def owns(self, array: object) -> bool:
         numpy = sys.modules.get("numpy")
@@ -94,6 +94,10 @@ class NumPy(Library):
 
     def take_rows(self, array: Any, indices: Sequence[int], _xp: Any, _device: Device) -> Any:
         return array[[*indices]]  # numpy.take would copy all of a view first
+
+    def take_tokens(self, array: Any, tokens: Any) -> Any:
+        # `take` is faster, but copies all of a view first, such as values that are a part of their keys.
+        return array.take(tokens, axis=-2) if array.flags.c_contiguous else array[..., tokens, :]
 
     def in_blocks(self, pool: Any, tables: Any, xp: Any, _device: Device) -> Any:
         heads, size, width = pool.shape[1:]

@@ -4,6 +4,7 @@
     softmax          one tile of keys after the other; `dropout`
     output, weights  programs
     statistics       a program; `top_keys`
+    index_scores     a program: the largest scores, each of all heads
     gradients        a program
     one_tile         small calls, without the objects that cut a call
     patches          a call whose mask lists keys, as many short sequences

@@ -106,6 +106,10 @@ class CallGrid(Protocol):
         is_small = max(array.shape[-2:]) <= SIDE
         return None if is_small else ask_block_bounds(self.questions, self.xp, array)
 
+    def bounds(self, _integers: Array, /) -> Sequence[int] | None:
+        """Return the least and the most of some integers; None if they are not known yet, as in a graph."""
+        return None
+
     def check_integers(self, name: str, value: object, least: int = -LARGEST_INTEGER) -> Integers:
         """Check one integer for all batch entries, or one for each: an int or (..., 1, 1, 1)."""
 

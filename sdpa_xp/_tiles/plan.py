@@ -7,42 +7,18 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
-from .._libraries.protocols import Array, Shape
+from .._libraries.protocols import Shape
 from ..errors import PACKAGE, ArgumentValueError
 from . import tuning
 from .score_grid import ScoreGrid
 from .tile import LeadingSlice
 
+if TYPE_CHECKING:  # few calls have patches
+    from .key_lists import Patches
+
 VARIABLE = "SDPA_XP_NUM_THREADS"
-
-
-class KeyLists(NamedTuple):
-    """The tokens of each block, int32."""
-
-    queries: Array
-    """(blocks, n). A query may stand in two blocks, which give it the same output."""
-    keys: Array
-    """(blocks, m): once each key that a query of the block attends to, and others."""
-    places: Array
-    """(L,): where each query of the call stands among `queries`."""
-
-
-class Patches(Protocol):
-    """How a mask cuts the queries of a call into blocks, if its ranges of keys would hold many masked ones."""
-
-    @property
-    def blocks(self) -> int: ...
-    @property
-    def queries(self) -> int:
-        """The queries of a block."""
-
-    @property
-    def keys(self) -> int:
-        """The keys of a block."""
-
-    def lists(self, grid: ScoreGrid, /) -> KeyLists: ...
 
 
 @dataclass(frozen=True, slots=True)

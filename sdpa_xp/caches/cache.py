@@ -26,13 +26,15 @@ A = TypeVar("A", bound=AnyArray)
 class Cache(Tree, Generic[A]):
     """A cache has tokens, their positions, and a quantisation, or None if tokens are stored as they are."""
 
-    __slots__ = ("_layout", "_positions", "_quantisation", "_rotary", "_tokens")
+    __slots__ = ("_layout", "_positions", "_quantisation", "_rotary", "_tokens", "_value_width")
     _layout: Layout
     _positions: Any
     _quantisation: Quantisation | None
     _rotary: Rotation | None
     _tokens: Slots | Pages
     """Where the keys and values stand."""
+    _value_width: int | None
+    """Ev, if values are the first numbers of their keys and not stored."""
     _names: ClassVar[tuple[str, str]]
     """The names of keys and values, in messages and among the arrays of the tokens."""
 
@@ -58,7 +60,7 @@ class Cache(Tree, Generic[A]):
         """Check and set the layout and the rotation of a new cache, which is not quantised yet."""
         check_layout(function, layout)
         check_rotary(function, rotary)
-        self._layout, self._rotary, self._quantisation = layout, rotary, None
+        self._layout, self._rotary, self._quantisation, self._value_width = layout, rotary, None, None
 
     def _check_rotated(self, function: str, shape: Shape) -> None:
         """Check that keys which are rotated already are as wide as the rotation."""
@@ -69,7 +71,7 @@ class Cache(Tree, Generic[A]):
         """Return a cache of other tokens, which have been checked."""
         cache = object.__new__(type(self))
         cache._layout, cache._rotary = self._layout, self._rotary
-        cache._tokens, cache._positions = tokens, positions
+        cache._tokens, cache._positions, cache._value_width = tokens, positions, self._value_width
         cache._quantisation = quantisation or self._quantisation
         if hasattr(self, "__dict__"):  # a caller's class keeps what it has
             vars(cache).update(vars(self))
@@ -82,8 +84,17 @@ class Cache(Tree, Generic[A]):
             return arrays
         return {**arrays, "key_channels": quantisation.key_channels}
 
+    @property
+    def _stored_names(self) -> tuple[str, ...]:
+        """The names of what is stored, of keys and values."""
+        return self._names if self._value_width is None else self._names[:1]
+
     def _wide(self, name: str) -> Array:
         """Return the keys or the values; those of a quantised cache are a copy."""
+        if name == "value" and self._value_width is not None:
+            key = self._wide("key")
+            with computing(key):
+                return key[..., : self._value_width]
         stored, quantisation, kind = self._tokens.read(name), self._quantisation, name.removesuffix("_blocks")
         if quantisation is None or not is_array(stored):  # in a tree of JAX, anything may stand for an array
             return stored
@@ -110,12 +121,17 @@ class Cache(Tree, Generic[A]):
 
         They differ in their length, and in their first axes if these are to be the `batch`.
         """
-        stored, axis = {f"cache.{name}": self._tokens.read(name) for name in self._names}, self._axis
+        stored, axis = {f"cache.{name}": self._tokens.read(name) for name in self._stored_names}, self._axis
+        passed = {"key": key, "value": value}
+        if self._value_width is not None and passed.pop("value") is not None:
+            rule = "`value` must be left out, since the cache takes values from its keys"
+            got = {"value": type_name(value), "value_width": self._value_width}
+            raise ArgumentValueError(function, rule, got)
         targets = [wide_shape(self._quantisation, array) for array in stored.values()]
         if self._quantisation is not None:
             stored = {name: self._quantisation.like(codes) for name, codes in stored.items()}
-        _, arrays = check_one_kind(function, {"key": key, "value": value, **stored})
-        new = {name: arrays[name] for name in ("key", "value")}
+        _, arrays = check_one_kind(function, {**passed, **stored})
+        new = {name: arrays[name] for name in passed}
         for (name, array), target in zip(new.items(), targets, strict=True):
             shape, target = array.shape, target if batch is None else (*batch, *target[1:])
             other_axes = shape[:axis] == target[:axis] and shape[axis + 1 :] == target[axis + 1 :]
@@ -123,7 +139,8 @@ class Cache(Tree, Generic[A]):
                 rule = f"`{name}` must have the shape of the cache, except for the length (axis {axis})"
                 got = {f"{name}.shape": shape, f"cache.{name}.shape": target}
                 raise ArgumentValueError(function, rule, got)
-        check_same_but_width(function, new)
+        if len(new) > 1:
+            check_same_but_width(function, new)
         return new
 
     def _new_quantisation(
@@ -133,6 +150,9 @@ class Cache(Tree, Generic[A]):
 
         The channels are measured on the keys `measured` along `axes`, the tokens among them.
         """
+        if self._value_width is not None:
+            rule = "the cache must store its values, and not take them from its keys"
+            raise ArgumentValueError(function, rule, {"value_width": self._value_width})
         if (old := self._quantisation) is not None:
             rule = "the cache must not be quantised already"
             raise ArgumentValueError(function, rule, {"cache": f"int{old.bits} per {old.per}"})

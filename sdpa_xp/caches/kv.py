@@ -40,7 +40,9 @@ class KVCache(Cache[A]):
 
     Args:
         key: (..., H, S, E): the keys of the prompt. S may be 0. Without `capacity`, arrays are not copied.
-        value: (..., H, S, Ev).
+        value: (..., H, S, Ev); None with `value_width`.
+        value_width: Ev, if the values are the first Ev numbers of the keys, as in latent attention: they are
+            stored once. `append` takes keys alone then.
         capacity: The number of tokens to reserve memory for, so that `append(..., in_place=True)` copies only
             the new tokens. It needs writeable arrays (NumPy, CuPy, torch).
         layout: "...HLE", or "...LHE" with heads after the length, of all inputs and outputs.
@@ -83,8 +85,9 @@ class KVCache(Cache[A]):
     def __init__(
         self,
         key: A,
-        value: AnyArray,
+        value: AnyArray | None = None,
         *,
+        value_width: int | None = None,
         capacity: int | None = None,
         layout: Layout = "...HLE",
         rotary: Rotation | None = None,
@@ -94,8 +97,11 @@ class KVCache(Cache[A]):
     ) -> None:
         function, room = "KVCache", None
         self._begin(function, layout, rotary)
-        _, arrays = check_one_kind(function, {"key": key, "value": value})
-        check_same_but_width(function, arrays)
+        if value_width is None:
+            _, arrays = check_one_kind(function, {"key": key, "value": value})
+            check_same_but_width(function, arrays)
+        else:
+            arrays = self._latent(function, key, value, value_width)
         length = arrays["key"].shape[self._axis]
         self._positions = token_positions.start(function, first_position, positions, length, arrays["key"])
         if not check_flag(function, "rotated", rotated):
@@ -107,6 +113,16 @@ class KVCache(Cache[A]):
         self._tokens = slots_of(arrays, self._axis, room, are_of_caller=capacity is None)
         if capacity is not None:
             check_writeable(function, "`capacity`", self._tokens.buffers.arrays)
+
+    def _latent(self, function: str, key: object, value: object, value_width: object) -> dict[str, Array]:
+        """Check the keys of a cache whose values are a part of them, and return them by name."""
+        if value is not None or self._rotary is not None:
+            rule = "`value_width` needs neither a `value` nor a `rotary`, which would rotate the values too"
+            raise ArgumentValueError(function, rule, {"value_width": value_width, "rotary": self._rotary})
+        _, arrays = check_one_kind(function, {"key": key})
+        most = headed(arrays["key"].shape, self._layout)[-1]
+        self._value_width = check_integer(function, "value_width", value_width, least=1, most=most)
+        return arrays
 
     @classmethod
     def from_stored(
@@ -166,7 +182,7 @@ class KVCache(Cache[A]):
 
     @property
     def stored(self) -> dict[str, A]:
-        """The arrays that the tokens are stored in, by name: "key" and "value".
+        """The arrays that the tokens are stored in, by name: "key" and, without a `value_width`, "value".
 
         Those of a quantised cache are int8, or uint8 with two numbers in a byte, beside "key_scale",
         "value_scale" and, with `per="channel"`, "key_channels": what `from_stored` takes.
@@ -181,13 +197,18 @@ class KVCache(Cache[A]):
             return cast(A, token_positions.as_array("KVCache", key, self._positions, self._tokens.length))
 
     def append(
-        self, key: A, value: AnyArray, *, positions: TokenPositionsLike | None = None, in_place: bool = False
+        self,
+        key: A,
+        value: AnyArray | None = None,
+        *,
+        positions: TokenPositionsLike | None = None,
+        in_place: bool = False,
     ) -> Self:
         """Return a cache with n more tokens.
 
         Args:
             key: (..., H, n, E), with the cache's library, device and dtype.
-            value: (..., H, n, Ev).
+            value: (..., H, n, Ev); None if the cache has a `value_width`.
             positions: The positions of the tokens, if they do not follow the last token: that of the first, or
                 n integers, or an integer array (..., n).
             in_place: Write into the memory that `capacity` reserved. You cannot append to this cache in place
@@ -459,17 +480,20 @@ class KVCache(Cache[A]):
         state: dict[str, object] = {"positions": positions, "layout": self._layout, "rotary": self._rotary}
         if self._quantisation is not None:  # what a cache is not does not change the tree that it is
             state["quantisation"] = self._quantisation
+        if self._value_width is not None:
+            state["value_width"] = self._value_width
         return {**self._tokens.arrays(), **state}
 
     def _set_tree_state(self, state: dict[str, Any]) -> None:
         self._layout, self._rotary, self._positions = state["layout"], state["rotary"], state["positions"]
-        self._quantisation = state.get("quantisation")
+        self._quantisation, self._value_width = state.get("quantisation"), state.get("value_width")
         # A transform of JAX made the arrays, or put others in their place: none is written to.
         arrays = {name: state[name] for name in QUANTISED_NAMES if name in state}
         self._tokens = slots_of(arrays, self._axis, are_of_caller=True)
 
     def __repr__(self) -> str:
-        slots, shown = self._tokens, {name: self._shown(name) for name in self._names}
+        slots, shown = self._tokens, {name: self._shown(name) for name in self._stored_names}
+        shown |= {} if self._value_width is None else {"value_width": str(self._value_width)}
         if isinstance(slots.length, int) and slots.room:  # a length of a graph may be a name
             shown = {"tokens": f"{slots.length:,} of {slots.buffers.capacity:,}", **shown}
         shown |= {} if self._axis == -2 else {"layout": repr(self._layout)}
@@ -482,7 +506,7 @@ class KVCache(Cache[A]):
         rows = {
             "tokens": f"{length:,}{room}" if isinstance(length, int) else str(length),
             "axes": "..., heads, tokens, width" if self._axis == -2 else "..., tokens, heads, width",
-            **{name: self._facts(name) for name in self._names},
+            **{name: self._facts(name) for name in self._stored_names},
             "bytes": self._shown_bytes(),
             **token_positions.shown(self._positions),
             "rotary": "" if self._rotary is None else str(self._rotary),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .custom import from_array, from_function, to_array
     from .documents import document
     from .lengths import padding, prefix
+    from .listed_keys import keys
     from .neighbourhoods import neighbourhood
     from .trees import tree
 
@@ -34,6 +35,7 @@ __all__ = [
     "document",
     "from_array",
     "from_function",
+    "keys",
     "neighbourhood",
     "padding",
     "prefix",
@@ -47,6 +49,7 @@ _FILES = {
     "custom": "from_array from_function to_array",
     "documents": "document",
     "lengths": "padding prefix",
+    "listed_keys": "keys",
     "neighbourhoods": "neighbourhood",
     "trees": "tree",
 }

@@ -12,7 +12,7 @@ from .._checks.keywords import check_choice, check_flag, check_integer, explains
 from .._libraries.protocols import Array, Namespace
 from .._tiles import tuning
 from .._tiles.grid import CallGrid
-from .._tiles.plan import Patches
+from .._tiles.key_lists import Patches
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import Allowed, Tile, both
 from ..errors import ArgumentTypeError, ArgumentValueError
@@ -143,14 +143,14 @@ class Neighbourhood(Mask, Pattern):
     def is_shared(self) -> bool:
         return True
 
-    def patches(self, grid: ScoreGrid) -> Patches | None:
+    def patches(self, grid: ScoreGrid, others: tuple[Pattern, ...] = ()) -> Patches | None:
         # Lists of keys are of a whole space: a call of a cache, or of some entries, reads ranges.
         is_whole = grid.placement is None and grid.queries == grid.keys == math.prod(self.shape)
-        if not is_whole or grid.position.least or grid.part is not None:
+        if others or not is_whole or grid.position.least or grid.part is not None:
             return None
         axes = [CutAxis(axis.length, axis.radius, axis.step, axis.kind == "periodic") for axis in self.axes]
         size = tuning.ONE_CORE_PATCH if grid.access.uses_our_threads else tuning.ALL_CORES_PATCH
-        return cut_space(axes, size)
+        return cut_space(axes, size, self)
 
     def allowed_in(self, tile: Tile) -> Allowed:
         if self.uniform(tile) is False:

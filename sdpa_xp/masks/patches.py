@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .._libraries.protocols import Array, Namespace
-from .._tiles.plan import KeyLists
+from .._tiles.key_lists import KeyLists
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tuning import PatchSize
+from .patterns import Pattern
 
 
 class CutAxis(NamedTuple):
@@ -70,6 +71,8 @@ class SpacePatches:
     """Patches of all axes: each combination of a patch along each axis."""
 
     axes: tuple[CutAxis, ...]
+    others: Pattern
+    """The neighbourhood itself: a patch has keys that are no neighbours of some of its queries."""
 
     @property
     def blocks(self) -> int:
@@ -83,7 +86,10 @@ class SpacePatches:
     def keys(self) -> int:
         return math.prod([axis.keys for axis in self.axes])
 
-    def lists(self, grid: ScoreGrid) -> KeyLists:
+    def group(self, group: int) -> int:
+        return group
+
+    def key_lists(self, grid: ScoreGrid) -> KeyLists:
         """Return the tokens of each patch, which are numbered in C order, as the places are."""
         xp, bases = grid.xp, [axis.length for axis in self.axes]
         queries, keys, patches, numbers = [], [], [], []
@@ -100,9 +106,9 @@ class SpacePatches:
         return KeyLists(_combined(xp, queries, bases), _combined(xp, keys, bases), xp.reshape(order, (-1,)))
 
 
-def cut_space(axes: Sequence[CutAxis], size: PatchSize) -> SpacePatches:
+def cut_space(axes: Sequence[CutAxis], size: PatchSize, pattern: Pattern) -> SpacePatches:
     """Return the smallest patches of a size, nearly as long along each axis."""
-    patches = SpacePatches((*axes,))
+    patches = SpacePatches((*axes,), pattern)
     # Each query of a patch meets all its keys: the larger a patch, the fewer keys are copied for a query.
     while patches.queries < size.queries or patches.keys > size.copies * patches.queries:
         growing = [(axis.size, -n) for n, axis in enumerate(patches.axes) if 2 * axis.size <= axis.longest]
@@ -112,7 +118,7 @@ def cut_space(axes: Sequence[CutAxis], size: PatchSize) -> SpacePatches:
         longer = [
             axis._replace(size=axis.size * (2 if n == shortest else 1)) for n, axis in enumerate(patches.axes)
         ]
-        patches = SpacePatches((*longer,))
+        patches = SpacePatches((*longer,), pattern)
     return patches
 
 

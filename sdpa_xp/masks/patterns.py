@@ -12,8 +12,8 @@ from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import Allowed, Tile, TilePlace, both, collapse_uniform, either
 
 if TYPE_CHECKING:
+    from .._tiles.key_lists import Patches
     from .._tiles.on_device import BlockBounds
-    from .._tiles.plan import Patches
 
 
 class Pattern(ABC):
@@ -21,12 +21,15 @@ class Pattern(ABC):
 
     array_axes: ClassVar[Mapping[str, tuple[int | None, ...]]] = {}
     """The axes of the scores along which the axes of an array lie, if it does not broadcast to the scores."""
-    has_patches: ClassVar[bool] = False
-    """Whether `patches` may return some. Each new call reads it, and a method would be a call more."""
 
     @abstractmethod
     def allowed_in(self, tile: Tile, /) -> Allowed:
         """Return which pairs of the tile may attend; an array broadcasts to (..., Hq, rows, columns)."""
+
+    @property
+    def has_patches(self) -> bool:
+        """Whether `patches` may return some."""
+        return False
 
     @property
     def is_shared(self) -> bool:
@@ -56,8 +59,11 @@ class Pattern(ABC):
         """Return one range of the tile's queries outside of which none attends to a key of the tile."""
         return tile.rows
 
-    def patches(self, _grid: ScoreGrid, /) -> Patches | None:
-        """Return blocks of queries that each read a list of keys; None if ranges of keys serve as well."""
+    def patches(self, _grid: ScoreGrid, _others: tuple[Pattern, ...] = (), /) -> Patches | None:
+        """Return blocks of queries that each read a list of keys; None if ranges of keys serve as well.
+
+        A pair has to be in the `others` too.
+        """
         return None
 
 
@@ -96,6 +102,17 @@ class AllOf(Joined):
 
     def query_range(self, tile: Tile) -> range:
         return _intersection([tile.rows, *(pattern.query_range(tile) for pattern in self.patterns)])
+
+    @property
+    def has_patches(self) -> bool:
+        return any(pattern.has_patches for pattern in self.patterns)
+
+    def patches(self, grid: ScoreGrid, others: tuple[Pattern, ...] = ()) -> Patches | None:
+        for n, pattern in enumerate(self.patterns):
+            rest = self.patterns[:n] + self.patterns[n + 1 :] + others
+            if pattern.has_patches and (patches := pattern.patches(grid, rest)) is not None:
+                return patches
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     *((f, {"query": Q, "key": K}) for f in (sdpa_xp.attention_weights, sdpa_xp.attention_scores)),
     (sdpa_xp.attention_statistics, {"query": Q, "key": K, "of": "top_keys", "top_k": 1}),
     (sdpa_xp.attention_statistics, {"query": Q, "key": K, "of": "block_sums", "block_size": 2}),
+    (sdpa_xp.top_keys, {"query": Q, "key": K, "top_k": 1}),
     *((f, PACKED) for f in (sdpa_xp.varlen_attention, sdpa_xp.varlen_attention_state)),
     (sdpa_xp.dot_product_attention, {name: x.swapaxes(-2, -3) for name, x in CALL.items()}),
     *((f, LINEAR_CALL) for f in (sdpa_xp.linear_attention, sdpa_xp.linear_attention_vjp)),

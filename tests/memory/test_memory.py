@@ -48,6 +48,7 @@ FEATURES: dict[str, Made] = {
     "prefix, chunks, dilation": lambda n: {
         "attn_mask": (masks.causal() | masks.prefix(99)) & ~(masks.chunked(7) & masks.dilated(3))
     },
+    "keys": lambda n: {"attn_mask": masks.keys(np.arange(n)[:, None] // [1, 2, 3], 1) & masks.causal()},
     "mask function": lambda n: {"attn_mask": masks.from_function(lambda b, h, i, j: (i * j) % 3 != 1)},
     "alibi": lambda n: {"bias": biases.alibi(1)},
     "relative": lambda n: {"bias": biases.relative(np.ones((32, 1), F))},

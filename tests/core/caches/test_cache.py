@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -231,3 +234,38 @@ def test_a_class_of_the_caller_keeps_what_it_has(arrays: Arrays) -> None:
     for other in (cache.append(*second), cache.drop_last(1), cache.take_tokens([0]), cache.quantised("int8")):
         assert isinstance(other, Named)
         assert other.name == "layer 0"
+
+
+@pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
+def test_values_that_are_a_part_of_their_keys(library: Library, rng: np.random.Generator, layout: Any) -> None:
+    """Attention is that of a cache which stores both, and what is done to it is done to the values too."""
+    keys, query = (moved(x, layout) for x in draw(rng, (2, 1, 20, 12), (2, 4, 3, 12)))
+    axis = -2 if layout == "...HLE" else -3
+    old, new = np.split(keys, [17], axis=axis)
+
+    def last_states(old: Any, new: Any, query: Any) -> list[Any]:
+        latent = KVCache(old, value_width=8, layout=layout).append(new)
+        both = KVCache(old, old[..., :8], layout=layout).append(new, new[..., :8])
+        steps: list[Callable[[Any], Any]] = [
+            lambda cache: cache,
+            lambda cache: cache.drop_first(4),
+            lambda cache: cache.take_tokens([1, 9, 3, 19]),
+            lambda cache: cache.take_entries([1, 0]),
+        ]
+        assert latent.nbytes * 20 == both.nbytes * 12 or library.traces or library.lazy
+        return [step(cache).attend(query) for step in steps for cache in (latent, both)]
+
+    outputs = [library.get(x) for x in library.call(last_states, old, new, query)]
+    for result, expected in zip(outputs[::2], outputs[1::2], strict=True):
+        np.testing.assert_array_equal(result, expected)
+
+
+def test_a_latent_cache_is_written_in_place_and_copied(rng: np.random.Generator) -> None:
+    keys, query = draw(rng, (1, 9, 6), (2, 1, 6))
+    cache = KVCache(keys[:, :1], value_width=4, capacity=9)
+    for token in range(1, 9):
+        cache = cache.append(keys[:, token : token + 1], in_place=True)
+    assert np.shares_memory(cache.value, cache.key)
+    for same in (cache, pickle.loads(pickle.dumps(cache)), copy.deepcopy(cache)):
+        assert repr(same) == "KVCache(key=<float32 (1, 9, 6)>, value_width=4)"
+        np.testing.assert_array_equal(same.attend(query), KVCache(keys, keys[..., :4]).attend(query))

@@ -39,11 +39,18 @@ def per_entry(*values: int) -> np.ndarray:
     return np.asarray(values).reshape(-1, 1, 1, 1)
 
 
+def listed(lists: np.ndarray) -> np.ndarray:
+    """Return which of 11 keys are in each list (..., k), for each of the 4 heads."""
+    return np.repeat((lists[..., None] == np.arange(11)).any(axis=-2), 4 // lists.shape[-3], axis=-3)
+
+
 QUERY_IDS = ints([0, 0, 1, 1, 1, 2, 2], [5, 5, 5, 5, 9, 9, 9])
 KEY_IDS = ints([0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2], [9, 9, 5, 5, 5, 5, 5, 5, 3, 3, 3])
 DRAWN = np.random.default_rng(5).random((3, *PAIRS)) < 0.6
 BY_KEY, BY_ROW, BY_PAIR = DRAWN[0, :, :1, :1], DRAWN[1, 0, :, :, :1], DRAWN[2, 0, 0]
 PARENTS = [-1, 0, 0, -1, 1, 3, 2]
+LISTS = np.random.default_rng(7).integers(-1, 11, (2, 2, 7, 3)).astype(np.int32)
+OF_BLOCKS = np.random.default_rng(8).integers(-1, 3, (1, 4, 2)).astype(np.int32)
 TABLES = np.random.default_rng(6).random((4, 3, 3)) < 0.5
 
 CASES: dict[str, Case] = {
@@ -102,6 +109,11 @@ CASES: dict[str, Case] = {
     ),
     "blocks": Case(lambda _: masks.blocks(TABLES[0], (3, 4)), TABLES[0][I // 3, J // 4]),
     "blocks of heads": Case(lambda _: masks.blocks(TABLES), TABLES[H, I // 3, J // 4]),
+    "keys": Case(lambda put: masks.keys(put(LISTS)), listed(LISTS)),
+    "keys of blocks": Case(
+        lambda put: masks.keys(put(OF_BLOCKS), (2, 4)) & masks.causal(3),
+        listed(OF_BLOCKS)[H, I // 2, J // 4] & (J <= I + 3),
+    ),
     "and": Case(
         lambda _: masks.causal("lower_right") & masks.sliding_window(3, None), (I - 3 <= J) & (J <= I + 4)
     ),

@@ -49,7 +49,7 @@ def test_a_patch_has_the_neighbours_of_its_queries(
     places = math.prod(shape)
     grid = grid_of("test", "mask", (places, places), [], None)
     patches = mask.patches(grid)
-    queries, keys, order = patches.lists(grid)
+    queries, keys, order, *_ = patches.key_lists(grid)
     assert (*queries.shape, keys.shape[1]) == (patches.blocks, patches.queries, patches.keys)
     np.testing.assert_array_equal(queries.reshape(-1)[order], np.arange(places))
     allowed = neighbours(*case)

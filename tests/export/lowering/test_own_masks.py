@@ -43,6 +43,7 @@ NO_MASKS = {"Mask", "to_array"}
 NAMES = {graphs.BATCH: "B", 5: "L", 9: "S"}
 KNOWN_LENGTHS = {
     "blocks": {graphs.BATCH: "B"},
+    "keys": {graphs.BATCH: "B"},
     "neighbourhood": {graphs.BATCH: "B"},
     "tree": {graphs.BATCH: "B", 9: "S"},
 }

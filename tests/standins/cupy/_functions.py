@@ -155,7 +155,18 @@ def _computing(name: str) -> Callable[..., ndarray]:
 
 
 _VIEWS = ("expand_dims", "flip", "moveaxis", "reshape", "squeeze", "swapaxes", "transpose")
-_KERNELS = ("argmax", "cumsum", "repeat", "roll", "round", "searchsorted", "take_along_axis", "tril", "triu")
+_KERNELS = (
+    "argmax",
+    "cumsum",
+    "repeat",
+    "roll",
+    "round",
+    "searchsorted",
+    "sort",
+    "take_along_axis",
+    "tril",
+    "triu",
+)
 _METHODS = ("all", "any", "astype", "max", "min", "sum", "take")
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     name: _rules.checked(name, function)
