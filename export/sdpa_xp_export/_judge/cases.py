@@ -77,7 +77,9 @@ class HardCase:
     @property
     def is_plain(self) -> bool:
         """Whether only its lengths, its batch and its heads differ from those of other plain cases."""
-        special = self.mask or self.bias or self.options or self.outputs != ("output",)
+        special = (
+            self.mask or self.bias or self.options or self.outputs != ("output",) or "set" in str(self.draw)
+        )
         same = len(self.batch) == 1 and len({*self.heads}) == len({*self.widths}) == 1 and self.widths[0] == 8
         return not special and same and self.size > 0
 

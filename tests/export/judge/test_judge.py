@@ -16,7 +16,7 @@ import pytest
 from internals import judge_cases_data, judge_semantics
 from planted_attention import FAULTS, RIGHT, attention
 
-from sdpa_xp import scaled_dot_product_attention
+from sdpa_xp import attention_state, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, Verdict, export_attention, judge, judge_cases, save
 
 CASES = judge_cases_data.all_cases()
@@ -93,11 +93,6 @@ OTHER_MEANINGS: dict[str, tuple[dict[str, Callable[..., Any]], str, str]] = {
         "The scale, if none is passed",
         "1",
     ),
-    "always causal": (
-        {"is_causal": lambda *_: True},
-        "If it is told nothing, a query attends to",
-        "upper left",
-    ),
 }
 
 
@@ -108,6 +103,38 @@ def test_another_meaning_is_said_and_is_no_fault_unless_the_contract_is_asked_fo
     assert {a.question: a.answer for a in verdict.departures}[question] == answer
     assert verdict.agrees, verdict
     assert judge(with_plant(plant), dtypes=["float32"], contract=True).faults
+
+
+def test_a_function_that_is_always_causal() -> None:
+    def causal(query: Any, key: Any, value: Any, attn_mask: Any = None) -> Any:
+        return attention(query, key, value, attn_mask, is_causal=True)
+
+    verdict = judge(causal, dtypes=["float32"])
+    assert verdict.profile[0].answer == "upper left"
+    assert verdict.agrees, verdict
+
+
+def test_a_function_that_raises_for_some_lengths_only_is_wrong() -> None:
+    def theirs(query: Any, key: Any, value: Any) -> Any:
+        if key.shape[-2] % 8:
+            raise RuntimeError("illegal memory access")
+        return attention(query, key, value)
+
+    (fault,) = judge(theirs, dtypes=["float32"]).faults
+    assert "illegal memory access" in fault.what
+
+
+def test_log_sum_exp_is_judged() -> None:
+    def with_lse(base: float) -> Callable[..., Any]:
+        def theirs(query: Any, key: Any, value: Any, attn_mask: Any = None) -> Any:
+            state = attention_state(query, key, value, attn_mask)
+            return state.output, state.lse / math.log(base)
+
+        return theirs
+
+    assert judge(with_lse(math.e), dtypes=["float32"]).agrees
+    faults = judge(with_lse(2.0), dtypes=["float32"]).faults
+    assert {fault.what.partition("[")[0] for fault in faults} == {"lse"}
 
 
 def test_another_dtype_is_said() -> None:
