@@ -58,7 +58,7 @@ GPU_RELEASES := 1.28.0 1.31.1
 ifeq ($(filter part-%,$(MAKECMDGOALS)),)
 .NOTPARALLEL:
 endif
-.PHONY: demo help test test-fast test-lowest test-cpus check bench bench-full mutants agreement derivatives false-alarms runtimes array-api cuda-placement docs docs-serve docs-check notebooks release-check pins clean
+.PHONY: demo help test test-fast test-lowest test-cpus check bench bench-full mutants agreement judged derivatives false-alarms runtimes array-api cuda-placement docs docs-serve docs-check notebooks release-check pins clean
 
 demo: $(VENV)/demo
 	$(BIN)/sdpa-xp demo --force
@@ -77,6 +77,7 @@ help:
 	@echo "bench          your machine beside others; bench-full measures everything"
 	@echo "mutants        would the tests notice a wrong program?"
 	@echo "agreement      measure how well the libraries agree; writes results/"
+	@echo "judged         judge attention functions of the field; writes results/"
 	@echo "derivatives    measure which library computes which derivative; writes results/"
 	@echo "runtimes       run graphs in each release of onnxruntime; writes results/"
 	@echo "array-api      data-apis' tests of the array API, through onnxruntime; ARRAY_API_TESTS=path of a clone"
@@ -184,6 +185,9 @@ agreement: $(VENV)/test
 	PYTHONPATH=tests $(BIN)/python -m quality.agreement.measure
 
 # Half an hour, most of it for torch.compile.
+judged: $(VENV)/all
+	$(BIN)/python -m quality.judged
+
 derivatives: $(VENV)/test
 	$(XLA_AT_ONCE) PYTHONPATH=tests $(BIN)/python -m quality.derivatives.measure
 	PYTHONPATH=tests $(BIN)/python -m quality.derivatives.measure --memory

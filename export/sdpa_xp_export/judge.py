@@ -29,7 +29,7 @@ def judge(
 ) -> Verdict:
     """Judge an attention function: first what it means by attention, then where it is wrong by that.
 
-    Some 260 cases are data, each named for the rule of the contract that it checks. The answers are computed in
+    Some 300 cases are data, each named for the rule of the contract that it checks. The answers are computed in
     float64, row by row, in code that shares nothing with sdpa_xp's attention. An output may be off by twice the
     error of the textbook formula in the same dtype, and a few roundings (the rule of flash-attention's tests).
 
@@ -46,7 +46,7 @@ def judge(
         watch: Called with the number of cases done, of all, and the name of the next.
 
     Returns:
-        The verdict. What the function has no argument for, or refuses, is not judged, and never passes.
+        The verdict. What the function has no argument for, or refuses, is not judged; `not_judged` says why.
 
     Raises:
         TypeError: `function` is neither a function nor a name, or `dtypes` is no sequence of names.

@@ -115,6 +115,9 @@ class Verdict(Immutable):
         for answer in self.profile:
             other = "" if answer.agrees else f"  (sdpa_xp: {answer.contract})"
             lines.append(f"  {answer.rule:4} {answer.question}: {answer.answer}{other}")
+        if self.profile[0].answer in ("none of these", "refused"):
+            what = "It is wrong in the plainest call, or refuses it: are `library`, `layout` and `names` right?"
+            lines += ["", what]
         if self.faults:
             lines += ["", f"Where it is wrong by {'the contract' if self.contract else 'its own semantics'}:"]
             lines += [_wrapped(str(fault)) for fault in self.faults[:SHOWN]]
@@ -136,7 +139,7 @@ class Verdict(Immutable):
     def _summary(self) -> str:
         faults = _counted(len(self.faults), "fault") if self.faults else "no fault"
         if not self.judged:
-            faults = "nothing shown (are `library`, `layout` and `names` right?)"
+            faults = "nothing shown"
         others = f", {_counted(len(self.departures), 'answer')} unlike sdpa_xp's" if self.departures else ""
         return f"{faults} in {self.judged} cases{others}, {len(self.not_judged)} not judged"
 

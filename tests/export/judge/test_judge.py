@@ -191,6 +191,13 @@ def test_other_names_and_another_layout() -> None:
     assert {a.answer for a in verdict.profile if a.rule == "R14"} == {"all pairs", "upper left", "both"}
 
 
+def test_a_forgotten_layout_is_guessed() -> None:
+    def theirs(q: Any, k: Any, v: Any) -> Any:
+        return np.swapaxes(attention(*(np.swapaxes(x, -2, -3) for x in (q, k, v))), -2, -3)
+
+    assert "are `library`, `layout` and `names` right?" in str(judge(theirs, dtypes=["float32"]))
+
+
 def test_cases_are_tests_of_pytest() -> None:
     right, wrong = (
         judge_cases(f) for f in (RIGHT["in tiles, from the last"], with_plant(FAULTS["no maximum"]))
