@@ -41,10 +41,8 @@ class KeyLists(NamedTuple):
             whole = xp.broadcast_to(xp.expand_dims(is_real, axis=-1), (*numbers.shape, size))
             is_real = xp.reshape(whole, shape)
         if self.most % size:  # the last block is shorter
-            is_real, tokens = (
-                both(is_real, tokens < self.most),
-                xp.where(tokens < self.most, tokens, self.most - 1),
-            )
+            is_real = both(is_real, tokens < self.most)
+            tokens = xp.where(tokens < self.most, tokens, self.most - 1)
         return tokens, is_real
 
 

@@ -70,10 +70,8 @@ def keys(indices: AnyArray, block_size: int | tuple[int, int] = 1) -> Mask:
         DeepSeek-AI, "DeepSeek-V3.2", arXiv 2512.02556, section 2.1, for the keys of each query. Yuan et al.,
         "Native Sparse Attention", arXiv 2502.11089, section 3.3.2, for blocks of keys.
     """
-    size, rule = (
-        check_block_size("keys", block_size),
-        "`indices` must be integers, an array (..., h, L, k) or (L, k)",
-    )
+    size = check_block_size("keys", block_size)
+    rule = "`indices` must be integers, an array (..., h, L, k) or (L, k)"
     if not (is_array(indices) and is_integral(indices)) and not has_override(indices):
         got = {"indices.dtype": indices.dtype} if is_array(indices) else {"indices": shown(indices)}
         raise ArgumentTypeError("keys", rule, got)
