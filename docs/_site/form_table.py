@@ -105,9 +105,11 @@ def forms() -> str:
 
 
 def cell(notes: Notes, calls: list[ExportCall], runtime: str) -> str:
-    """The forms of the calls in order, one if they are the same."""
+    """The forms of the calls in order; the last one is that of all calls from there on."""
     forms = [_chosen(notes, call, runtime) for call in calls]
-    return forms[0] if len({*forms}) == 1 else ", ".join(forms)
+    while forms[1:] and forms[-1] == forms[-2]:
+        forms.pop()
+    return ", ".join(forms)
 
 
 def _chosen(notes: Notes, call: ExportCall, runtime: str) -> str:

@@ -27,14 +27,12 @@ def page() -> str:
     ]
     for name, verdict in verdicts.items():
         answers = (short(verdict["profile"][question]) for question in COLUMNS)
-        lines.append(f"| {name} | {' | '.join(answers)} | {verdict['judged']} | {len(verdict['faults'])} |")
+        wide = sum(fault["dtype"] == "float64" for fault in verdict["faults"])
+        faults = f"{len(verdict['faults'])}" + f" ({wide} in float64)" * bool(wide)
+        lines.append(f"| {name} | {' | '.join(answers)} | {verdict['judged']} | {faults} |")
     versions = ", ".join(sorted({verdict["library"].partition(",")[0] for verdict in verdicts.values()}))
-    lines += ["", f"Judged on {results['date']} on a CPU: {versions}, onnxruntime {results['onnxruntime']}."]
-    for name, verdict in verdicts.items():
-        if verdict["faults"]:
-            cases = dict.fromkeys(f"{fault['case']} ({fault['dtype']})" for fault in verdict["faults"])
-            more = f", and {len(cases) - 3} more" if len(cases) > 3 else ""
-            lines.append(f"\n{name} is wrong in: {'; '.join([*cases][:3])}{more}.")
+    others = f"keras {results['keras']} on NumPy, onnxruntime {results['onnxruntime']}"
+    lines += ["", f"Judged on {results['date']} on a CPU: {versions}, {others}."]
     return "\n".join(lines) + "\n"
 
 
