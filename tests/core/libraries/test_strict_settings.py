@@ -273,13 +273,22 @@ RESULTS: dict[str, Callable[[Any, Any], Any]] = {
     "varlen_attention": lambda q, k: sdpa_xp.varlen_attention(*first(q, k)),
     "varlen_attention_state": lambda q, k: sdpa_xp.varlen_attention_state(*first(q, k)),
     "ring_attention": on_one_device,
+    "linear_attention": lambda q, k: sdpa_xp.linear_attention(q, k, k),
+    "linear_attention, delta": lambda q, k: sdpa_xp.linear_attention(q, k, k, beta=part(k, np.s_[..., :1])),
+    "linear_attention_vjp": lambda q, k: sdpa_xp.linear_attention_vjp(q, k, k),
+    "causal_conv_with_state": lambda q, k: sdpa_xp.causal_conv_with_state(
+        part(q, np.s_[:, 0]), part(k, np.s_[0, 0, :6, None, :3])
+    ),
     "KVCache.attend": lambda q, k: KVCache(k, k).attend(q),
     "KVCache.attend_state": lambda q, k: KVCache(k, k).attend_state(q),
     "PagedKVCache.attend": lambda q, k: paged(k).attend(q),
     "PagedKVCache.attend_state": lambda q, k: paged(k).attend_state(q),
 }
-NO_ARRAYS = {"AttentionState", "AttentionStatistics", "Explanation", "KVCache", "PagedKVCache", "explain"}
-"""Public names that return no array, or hold arrays that another function has returned."""
+NO_ARRAYS = {
+    *("AttentionState", "AttentionStatistics", "CausalConvState", "Explanation", "KVCache"),
+    *("LinearAttentionState", "PagedKVCache", "explain", "top_keys"),
+}
+"""Public names that return no array or one of integers, or hold arrays that another function has returned."""
 
 
 @pytest.mark.parametrize("name", RESULTS)
