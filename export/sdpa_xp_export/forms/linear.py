@@ -31,7 +31,7 @@ def write_linear(
     arrays = {n: x for n, x in {**inputs, **rules}.items() if n in ARRAYS and x is not None}
     values = {n: graph.here(graph.operand(x)) for n, x in arrays.items()}
     others = {n: x for n, x in rules.items() if n not in ARRAYS}
-    reason = _unsupported_reason(graph.runtime, form, values)
+    reason = _lack_of_operator(graph.runtime, form, values)
     write = _write_attention if function == "linear_attention" else _write_convolution
     return write(graph, values, others, reason)
 
@@ -39,7 +39,7 @@ def write_linear(
 ARRAYS = {"query", "key", "value", "decay", "beta", "state", "input", "weight", "bias"}
 
 
-def _unsupported_reason(runtime: Runtime, form: str, values: Values) -> str | None:
+def _lack_of_operator(runtime: Runtime, form: str, values: Values) -> str | None:
     if runtime.provider != "cpu" or runtime.is_before(SINCE):
         return "the operator was tried on the CPU of onnxruntime 1.27 and later"
     if form == "primitive":

@@ -23,7 +23,7 @@ from sdpa_xp.masks.algebra import FormulaMask
 from sdpa_xp_export import TensorSpec, export_attention
 
 NAMES = {BATCH: "B", 5: "L", 9: "S"}
-WORDS = {"blocks", "causal"}
+WORDS = {"blocks", "causal", "keys"}
 """Also an axis of arrays, and a kind of calls."""
 
 
