@@ -148,7 +148,8 @@ class ListedKeys(Pattern):
         # the lists, so there are at most 64.
         step = -(-count // 64)
         if tile.placement is None:  # else a length may be a symbol
-            pairs = len(tile.rows) * len(tile.columns) * math.prod(self.shape)
+            known = [n for n in self.shape if isinstance(n, int)]  # not the open batch of a graph
+            pairs = len(tile.rows) * len(tile.columns) * math.prod(known)
             step = max(step, tuning.DEVICE.scores // max(pairs, 1))
         allowed: Allowed = False
         for start in range(0, count, step):
