@@ -60,7 +60,7 @@ WORDS = {
     "how-to/deploy/#threads-and-latency": (
         "intra_op_num_threads latency threads concurrent throughput p95 intra_op op"
     ),
-    "how-to/export/": "export onnx",
+    "how-to/export/": "export onnx export call export",
     "how-to/export/#run-other-tools-on-the-file": "simplify quantize_dynamic extract_model merge_models prefix",
     "how-to/deploy/#other-providers-and-languages": (
         "tensorrt directml coreml openvino c++ cpp c# java rust language languages other provider providers "
@@ -112,7 +112,7 @@ WORDS = {
     "how-to/masks/": "mask mask",
     "how-to/masks/#an-array": "np.tril tril boolean nothing floating",
     "how-to/masks/#a-rule-of-your-own": "custom mask",
-    "how-to/masks/#causal": "causal mask autoregressive triangular future look ahead lookahead",
+    "how-to/masks/#causal": "causal mask autoregressive triangular stop seeing future look ahead lookahead",
     "how-to/masks/#documents": "document mask packing packed block",
     "how-to/masks/#more-keys-than-queries": "lower right upper left alignment",
     "how-to/masks/#padding": "padding mask sentences variable different lengths pad batch sequences",
@@ -138,7 +138,7 @@ WORDS = {
     "how-to/port/#torch": "torch pytorch",
     "how-to/frameworks/": "bert gemma gpt gpt2 huggingface hugging face llama lora peft mistral transformers",
     "how-to/torch-decoder/": "golden",
-    "how-to/verify/": "verify check exported",
+    "how-to/verify/": "verify check",
     "how-to/verify/#if-a-model-disagrees": ("verification disagree disagrees fail fails failed failure debug"),
     "how-to/verify/#in-ci": "ci json pytest pipeline continuous integration github actions",
     "how-to/verify/#where-each-node-ran": "fallback falls back cpu node placement",
