@@ -124,7 +124,7 @@ MASKS = {
     "tree, moved": _masked(masks.tree(TREE, offset=2), fixed="L"),
     "neighbourhood": _masked(masks.neighbourhood((4, 5), 1), most=20),
     "keys": Row(lambda x: {"attn_mask": masks.keys(x)}, ("B1LT ids",)),
-    "keys, blocks": Row(lambda x: {"attn_mask": masks.keys(x, (1, 3)) & masks.causal()}, ("BHLE ids",)),
+    "keys, blocks": Row(lambda x: {"attn_mask": masks.keys(x, (1, 2)) & masks.causal()}, ("BHLE ids",)),
     "function": _masked(masks.from_function(_is_third)),
     "array": Row(lambda x: {"attn_mask": masks.from_array(x)}, ("B1LS booleans",)),
     "array of keys": Row(lambda x: {"attn_mask": x, "is_causal": True}, ("S booleans",)),

@@ -25,8 +25,6 @@ from .bands import Band, Chunked, Dilated
 from .lengths import KeysBefore
 from .patterns import AllOf, Joined, NoneOf, Pattern
 
-NO_OTHERS = AllOf()
-
 
 @explains_keywords
 def keys(indices: AnyArray, block_size: int | tuple[int, int] = 1) -> Mask:
@@ -131,7 +129,7 @@ class ListedKeys(Pattern):
     heads: int
     """Query heads."""
     all_keys: int
-    others: Pattern = NO_OTHERS
+    joined: tuple[Pattern, ...] = ()
     """What a pair has to be in too, for patches."""
 
     has_patches = True
@@ -177,7 +175,11 @@ class ListedKeys(Pattern):
     def patches(self, grid: ScoreGrid, others: tuple[Pattern, ...] = ()) -> ListedKeys | None:
         is_plain = grid.placement is None and grid.part is None and isinstance(grid.position.values, int)
         is_read = is_plain and self.lists.shape[-1] > 0 and all(map(_reads_indices, others))
-        return replace(self, others=AllOf(others)) if is_read else None
+        return replace(self, joined=others) if is_read else None
+
+    @property
+    def others(self) -> Pattern:
+        return AllOf(self.joined)
 
     @property
     def queries(self) -> int:
