@@ -81,7 +81,7 @@ class HardCase:
             self.mask or self.bias or self.options or self.outputs != ("output",) or "set" in str(self.draw)
         )
         same = len(self.batch) == 1 and len({*self.heads}) == len({*self.widths}) == 1 and self.widths[0] == 8
-        return not special and same and self.size > 0
+        return not special and same and math.prod(self.pairs) > 0
 
     def __str__(self) -> str:
         return self.name

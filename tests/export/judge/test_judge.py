@@ -124,6 +124,15 @@ def test_a_function_that_raises_for_some_lengths_only_is_wrong() -> None:
     assert "illegal memory access" in fault.what
 
 
+def test_to_refuse_what_is_empty_is_no_fault() -> None:
+    def theirs(query: Any, key: Any, value: Any) -> Any:
+        if 0 in (*query.shape, *key.shape):
+            raise ValueError("nothing to do")
+        return attention(query, key, value)
+
+    assert judge(theirs, dtypes=["float32"]).agrees
+
+
 def test_log_sum_exp_is_judged() -> None:
     def with_lse(base: float) -> Callable[..., Any]:
         def theirs(query: Any, key: Any, value: Any, attn_mask: Any = None) -> Any:
