@@ -177,8 +177,9 @@ class Judgement:
     def _refusals(self, tried: Sequence[Tried], left_out: Sequence[NotJudged]) -> tuple[Fault, ...]:
         """Return a fault if the function takes plain calls of some lengths, and raises in those of others."""
         plain = {case.name: case for case in all_cases() if case.is_plain}
-        refused = [x for x in left_out if x.case in plain and x.reason.startswith(REFUSES)]
-        if self.function.is_model or not refused or not {one.case.name for one in tried} & {*plain}:
+        takes = {one.dtype for one in tried if one.case.name in plain}
+        refused = [x for x in left_out if x.case in plain and x.dtype in takes and x.reason.startswith(REFUSES)]
+        if self.function.is_model or not refused:
             return ()
         first, shown = refused[0], plain[refused[0].case].described()
         what = f"{first.reason}, and so in {len(refused)} plain calls, but not in others"
