@@ -351,6 +351,22 @@ def in_parts(query: Any, key: Any, value: Any, attn_mask: Any = None, is_causal:
         return (merged / np.where(total == 0, 1, total)).astype(query.dtype)
 
 
+def one_after_the_other(query: Any, key: Any, value: Any) -> Any:
+    """All sums in the order of the keys, in float32, as a loop of a kernel adds."""
+    if query.ndim < 3 or query.shape[-3] != key.shape[-3] or not key.shape[-2]:
+        raise ValueError("equal heads, and keys")
+    acc = np.float64 if query.dtype == np.float64 else np.float32
+    q, k, v = (x.astype(acc) for x in (query, key, value))
+    with np.errstate(all="ignore"):
+        scores = (q @ np.swapaxes(k, -1, -2)) * acc(1 / math.sqrt(q.shape[-1]))
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        total = np.add.accumulate(weights, axis=-1)[..., -1:]
+        columns = [
+            np.add.accumulate(weights * v[..., None, :, e], axis=-1)[..., -1] for e in range(v.shape[-1])
+        ]
+        return (np.stack(columns, axis=-1) / total).astype(query.dtype)
+
+
 RIGHT: dict[str, Step] = {
     "in one piece": attention,
     "in tiles, from the last": in_tiles,
@@ -359,4 +375,5 @@ RIGHT: dict[str, Step] = {
     "keys from the last to the first": plain(None, 0.0, -1),
     "NaN for a query without a key": plain(np.float64, math.nan),
     "in parts, merged": in_parts,
+    "one after the other": one_after_the_other,
 }

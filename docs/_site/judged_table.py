@@ -32,7 +32,7 @@ def page() -> str:
         lines.append(f"| {name} | {' | '.join(answers)} | {verdict['judged']} | {faults} |")
     versions = ", ".join(sorted({verdict["library"].partition(",")[0] for verdict in verdicts.values()}))
     others = f"keras {results['keras']} on NumPy, onnxruntime {results['onnxruntime']}"
-    lines += ["", f"Judged on {results['date']} on a CPU: {versions}, {others}."]
+    lines += ["", f"Judged on {results['date']} on {results['cpu']}: {versions}, {others}."]
     return "\n".join(lines) + "\n"
 
 

@@ -58,8 +58,9 @@ class Judgement:
         return self.verdict()
 
     def planned(self) -> Iterator[tuple[HardCase, str]]:
-        """Yield each case with each of its dtypes, the smallest first."""
-        for case in sorted(all_cases(), key=lambda case: case.size):
+        """Yield each case with each of its dtypes, the smallest first; by the contract, of questions too."""
+        cases = (*all_cases(), *(questions().values() if self.contract else ()))
+        for case in sorted(cases, key=lambda case: case.size):
             yield from ((case, dtype) for dtype in case.dtypes if dtype in self.dtypes)
 
     def verdict(self, watch: Callable[[int, int, str], object] | None = None) -> Verdict:
