@@ -108,7 +108,9 @@ class Keys(Mask):
             rule = f"`{name}` must be below S, or below the number of blocks of keys"
             got = {name: int(bounds[1]), "S": keys, "attn_mask.block_size": self.block_size}
             raise ArgumentValueError(grid.function, rule, got)
-        lists = xp.reshape(astype_if_needed(xp, numbers, xp.int32), (-1, shape[-1]))
+        # Of no elements, -1 could be any number; and a number of a compiler need not be known.
+        count = math.prod(indices.shape[:-1]) if 0 in [n for n in shape if isinstance(n, int)] else -1
+        lists = xp.reshape(astype_if_needed(xp, numbers, xp.int32), (count, shape[-1]))
         return ListedKeys(lists, (*indices.shape[:-3], heads), shape[-2], self.block_size, grid.heads, keys)
 
 

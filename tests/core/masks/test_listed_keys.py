@@ -165,3 +165,18 @@ def test_an_exported_layer_takes_lists_of_each_run(rng: np.random.Generator) -> 
     (result,) = session.run(None, dict(zip(names, arrays, strict=True)))
     expected = scaled_dot_product_attention(*arrays[:3], pairs(arrays[-1], queries=12, keys=12))
     np.testing.assert_allclose(result, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("sizes", [(2, 3, 4, 0), (2, 3, 0, 2), (2, 0, 4, 2), (0, 3, 4, 2), (2, 3, 0, 0)])
+def test_lists_queries_keys_and_batches_may_be_empty(
+    library: Library, sizes: tuple[int, int, int, int]
+) -> None:
+    batch, queries, keys, count = sizes
+    query, key = (np.ones((batch, 2, length, 4), np.float32) for length in (queries, keys))
+    for leading in ((), (1,), (batch, 2)):
+        with library.guard():
+            mask = masks.keys(library.put(np.full((*leading, queries, count), -1, np.int32))) & masks.causal()
+        output, lse = library.call(attention_state, query, key, key, attn_mask=mask)
+        assert library.get(output).shape == query.shape
+        assert not library.get(output).any()
+        assert np.isneginf(library.get(lse)).all()
