@@ -202,10 +202,14 @@ def test_log_sum_exp_is_judged() -> None:
 
 
 def test_another_dtype_is_said() -> None:
-    verdict = judge(lambda *x, **more: attention(*x, **more).astype(np.float64), dtypes=["float32", "float16"])
+    def theirs(query: Any, key: Any, value: Any) -> Any:
+        return attention(query, key, value).astype(np.float64)
+
+    verdict = judge(theirs, dtypes=["float32", "float16"])
     (answer,) = (a for a in verdict.departures if a.rule == "R4")
     assert answer.answer == "float64 of float32, float64 of float16"
     assert verdict.agrees
+    assert judge(theirs, dtypes=["float32"], contract=True).faults
 
 
 def refuses(query: Any, key: Any, value: Any) -> Any:
