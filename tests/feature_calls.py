@@ -1,10 +1,10 @@
-"""Our own list of what a call may ask, beyond `basic_calls`: each feature alone, some together."""
+"""Our own list of what a call may ask: each feature alone, some together."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from internals import ExportCall, basic_calls, checked_call
+from internals import ExportCall, checked_call
 
 from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec
@@ -30,6 +30,30 @@ def features(dtype: str) -> Calls:
         | _long(dtype)
         | _fixed(dtype)
     )
+
+
+def basic_calls(dtype: str) -> dict[str, ExportCall]:
+    """Return calls with one feature each, then one with all; batch and lengths are names."""
+    query, key = _tokens(dtype, "L"), _tokens(dtype, "S")
+    shared, narrow = _tokens(dtype, "S", heads=2), TensorSpec(dtype, ("B", 2, "S", 16))
+    padding, pairs, term = (
+        TensorSpec("bool", ("B", 1, 1, "S")),
+        TensorSpec("bool", ("L", "S")),
+        TensorSpec(dtype, (8, "L", "S")),
+    )
+    together = {"attn_mask": padding, "bias": term, "is_causal": True, "scale": -0.3, "softcap": 5.0}
+    return {
+        "plain": _call(query, key),
+        "is_causal": _call(query, key, is_causal=True),
+        "padding mask (B, 1, 1, S)": _call(query, key, attn_mask=padding),
+        "boolean mask with empty rows": _call(query, key, attn_mask=pairs),
+        "floating mask": _call(query, key, attn_mask=term),
+        "boolean mask and bias": _call(query, key, attn_mask=pairs, bias=term),
+        "grouped heads, Ev != E": _call(query, shared, narrow),
+        "scale": _call(query, key, scale=0.5),
+        "softcap": _call(query, key, softcap=5.0),
+        "all of it": _call(query, shared, narrow, **together),
+    }
 
 
 def _call(query: TensorSpec, key: TensorSpec, value: TensorSpec | None = None, **rules: Any) -> ExportCall:

@@ -95,7 +95,7 @@ def read_only(x: np.ndarray) -> np.ndarray:
 
 
 def _exported(name: str, device: str = "") -> Any:
-    """The library on one of its devices, as the exporter's `agree` holds its arrays; onnx is not needed."""
+    """The library on one of its devices, as the exporter holds its arrays; onnx is not needed."""
     from internals import backends
 
     fitting = [backend for backend in backends.find_backends([name]) if backend.device.startswith(device)]

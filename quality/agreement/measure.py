@@ -1,40 +1,53 @@
-"""`make agreement`: what `sdpa-xp agree` says here of every feature.
+"""`make agreement`: each feature on every library, and in every form of a graph, held against the reference.
 
-It writes results/agreement.json.
+It writes results/agreement.json; with `--print`, lines of JSON.
 
 Two pages of the site are made of it, the support matrix and the agreement; test_results.py holds it fresh.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from internals import LIBRARIES, backends, compare, feature_jobs, session
+from feature_calls import DTYPES
+from internals import LIBRARIES, Row, backends, compare, session
 
 from benchmarks import machine
-from sdpa_xp_export.cli.compare import DTYPES
+from quality.agreement.features import feature_jobs
 
 RESULTS = Path(__file__).parents[2] / "results" / "agreement.json"
 PACKAGES = ("sdpa_xp", "numpy", "onnx", "ml_dtypes")
 
 
-def measured() -> dict[str, Any]:
-    """Machine, versions, and each row of `sdpa-xp agree`, with the libraries that were not found."""
-    libraries, providers = backends.find_backends(), session.providers()
+def measured(dtypes: Sequence[str] = DTYPES, names: Sequence[str] | None = None) -> dict[str, Any]:
+    """Machine, versions, and a row for each library and form, with the libraries that were not found."""
+    libraries, providers = backends.find_backends(names), session.providers()
     rows = []
-    for dtype in DTYPES:
+    for dtype in dtypes:
         for row in compare(feature_jobs(dtype), dtype, libraries, providers):
-            rows.append(rounded(row.as_json()))
-            print(
-                row.backend, row.implementation, row.dtype, "agrees" if row.agrees else "DISAGREES", flush=True
-            )
+            rows.append(rounded(as_json(row)))
+            print(row.name, "agrees" if row.agrees else "DISAGREES", file=sys.stderr, flush=True)
     versions = {library.name: library.version for library in libraries} | {"onnxruntime": session.version()}
     absent = [name for name in LIBRARIES if name not in versions]
     return machine.facts(*PACKAGES) | {"libraries": versions, "absent": absent, "rows": rows}
+
+
+def as_json(row: Row) -> dict[str, Any]:
+    """Return a row, what follows from its results, and each result."""
+    names = ("backend", "implementation", "dtype", "device", "agrees")
+    return {name: getattr(row, name) for name in names} | {
+        "jobs": len(row.ran),
+        "disagreeing": list(row.disagreeing),
+        "worst": None if row.worst is None else asdict(row.worst),
+        "seconds": row.seconds,
+        "features": [asdict(result) | {"agrees": result.agrees} for result in row.results],
+    }
 
 
 def rounded(value: Any) -> Any:
@@ -59,8 +72,16 @@ def written(results: Mapping[str, Any]) -> str:
 
 def main() -> int:
     """Write the file; 1 if something disagrees."""
-    results = measured()
-    RESULTS.write_text(written(results))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--print", action="store_true", help="print the rows, and write no file")
+    parser.add_argument("--dtype", action="append", choices=DTYPES, help="by default all")
+    parser.add_argument("--backend", action="append", choices=LIBRARIES, help="by default all that are here")
+    arguments = parser.parse_args()
+    results = measured(arguments.dtype or DTYPES, arguments.backend)
+    if arguments.print:
+        print(json.dumps(results["rows"]))
+    else:
+        RESULTS.write_text(written(results))
     return int(not all(row["agrees"] for row in results["rows"]))
 
 

@@ -1,4 +1,4 @@
-"""results/agreement.json is what `sdpa-xp agree` says today: the same features, refused for the same reason."""
+"""results/agreement.json is what a run says today: the same features, refused for the same reason."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from internals import attention, backends, compare, feature_jobs, features, session
+from feature_calls import DTYPES
+from internals import attention, backends, compare, session
 
-from quality.agreement.measure import RESULTS, rounded, written
+from quality.agreement.features import feature_jobs, features
+from quality.agreement.measure import RESULTS, as_json, rounded, written
 from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp_export.cli.compare import DTYPES
 from sdpa_xp_export.forms.choice import FORMS
 
 COMMITTED = json.loads(RESULTS.read_text())
@@ -55,7 +56,7 @@ def test_a_run_says_the_same(dtype: str) -> None:
     """On NumPy and in every form: no more is refused, no less, and in the same words."""
     rows = compare(feature_jobs(dtype), dtype, backends.find_backends(["numpy"]), session.providers()[-1:])
     committed = {label(row): told(row) for row in COMMITTED["rows"]}
-    for row in (result.as_json() for result in rows):
+    for row in map(as_json, rows):
         assert told(row) == committed[label(row)], MADE
         assert row["agrees"]
 
@@ -79,6 +80,28 @@ def test_what_is_not_as_stated_disagrees(wrong: str) -> None:
     jobs = {"plain": replace(feature_jobs("float32")["plain"], compute=compute)}
     (row,) = compare(jobs, "float32", backends.find_backends(["numpy"]), [])
     assert not row.agrees
+
+
+def test_an_error_is_no_refusal() -> None:
+    """Neither of a function that computes, nor of a library that takes no array at all."""
+
+    def broken(*_: Any) -> Any:
+        raise ValueError("operands could not be broadcast")
+
+    (backend,) = backends.find_backends(["numpy"])
+    jobs = {"plain": replace(feature_jobs("float32")["plain"], compute=broken)}
+    with pytest.raises(ValueError, match="operands"):
+        [*compare(jobs, "float32", [backend], [])]
+    with pytest.raises(ValueError, match="operands"):
+        replace(backend, put=broken).holds("float64")
+
+
+def test_a_library_may_refuse() -> None:
+    """JAX without x64 has no float64 to hold scores in: that is no disagreement."""
+    name = 'softmax_dtype="float64"'
+    (row,) = compare({name: feature_jobs("float32")[name]}, "float32", backends.find_backends(["jax"]), [])
+    assert row.disagreeing == ()
+    assert row.results[0].refused.startswith("`softmax_dtype` must be one that jax.numpy has")
 
 
 @pytest.mark.parametrize("wrong", [0, 1])

@@ -45,14 +45,14 @@ def all_steps(device: str, folder: Path) -> dict[str, Step]:
         module = name.removesuffix("-cuda")
         command = (*pytest, *spread, "tests/core", f"--backends={name}")
         core[f"core tests on {name}"] = Step(command, 100, (*TESTS, module), (module,))
-    agree = ("-m", "sdpa_xp_export", "agree", "--json")
+    agree = ("-m", "quality.agreement.measure", "--print")
     compared = ("numpy",) if device == "cpu" else tuple(filter(is_installed, arrays))
     few = tuple(part for name in compared for part in ("--backend", name))
     agreement = {
         f"{AGREEMENT} in {dtype}": Step(
             (*agree, "--dtype", dtype, *few),
             10,
-            (*ARRAYS, "onnx", "onnxruntime", "typer", "rich"),
+            (*ARRAYS, "onnx", "onnxruntime"),
             devices,
         )
         for dtype in ("float32", "float16", "bfloat16", "float64")

@@ -6,8 +6,9 @@ import functools
 from collections.abc import Mapping
 
 import pytest
-from internals import Feature, compare, feature_jobs, features
+from internals import Feature, compare
 
+from quality.agreement.features import feature_jobs, features
 from quality.gpu.devices import on_cuda
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")

@@ -116,7 +116,7 @@ TEXTS = {
     "sdpa_xp/_lazy.py": ["f'{package}.{file}'"],  # a public name, listed for type checkers too
     "sdpa_xp/_torch/description.py": ["f'{PACKAGE}.{module}'"],  # of the class of a mask or a bias
     "export/sdpa_xp_export/_judge/function.py": ["module"],  # of the function that a user names
-    "export/sdpa_xp_export/_agree/backends.py": ["package.module", "name"],  # of array libraries
+    "export/sdpa_xp_export/_backends.py": ["package.module", "name"],  # of array libraries
 }
 """The texts that may name a module."""
 

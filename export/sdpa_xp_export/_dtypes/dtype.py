@@ -133,7 +133,7 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
 
 _IN_ORDER = "float32 uint8 int8 uint16 int16 int32 int64 - bool float16 float64 uint32 uint64 - - bfloat16"
 ONNX_DTYPE = {name: number for number, name in enumerate(_IN_ORDER.split(), 1) if name != "-"}
-"""The number that ONNX has for each dtype, by name. onnx is not asked: `_agree.backends` does without it."""
+"""The number that ONNX has for each dtype, by name. onnx is not asked: `_backends` does without it."""
 
 
 def to_numpy(function: str, name: str, array: Any) -> NDArray[Any]:

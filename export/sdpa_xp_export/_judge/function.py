@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from sdpa_xp._checks.messages import nearest_hint
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
-from .._agree.backends import LIBRARIES, Backend, find_backends
+from .._backends import LIBRARIES, Backend, find_backends
 from .._runtime import session
 from .._runtime.releases import PROVIDERS
 from .cases import Arrays, HardCase, data

@@ -14,7 +14,7 @@ from sdpa_xp.errors import Message, message_of
 from .._interrupts import INTERRUPTED
 from .._runtime.limits import ModelFailedError
 from . import __doc__
-from .compare import agree, list_backends, run_demo
+from .demo import list_backends, run_demo
 from .export import export
 from .judge import judge
 from .terminal import say
@@ -23,7 +23,6 @@ from .verify import run_verify
 FUNCTIONS = ("TensorSpec", "demo", "export", "export_attention", "find", "judge", "save", "verify")
 """The functions in whose messages the command puts its own name."""
 KEYWORDS = {
-    "backends": "--backend",
     "json": "--json",
     "dtypes": "--dtype",
     "names": "--name",
@@ -47,7 +46,6 @@ Graphs:
 Libraries on this machine:
   sdpa-xp backends
   sdpa-xp judge torch.nn.functional:scaled_dot_product_attention
-  sdpa-xp agree --backend numpy --dtype float32
   sdpa-xp demo
 """
 """One example for each command, in groups; after \\b a line stays a line."""
@@ -81,7 +79,6 @@ def options(
 app.command("export")(export)
 app.command("verify")(run_verify)
 app.command("judge")(judge)
-app.command("agree")(agree)
 app.command("demo")(run_demo)
 app.command("backends")(list_backends)
 

@@ -9,7 +9,7 @@ import typer
 
 from sdpa_xp.errors import ArgumentValueError
 
-from .._agree.backends import LIBRARIES
+from .._backends import LIBRARIES
 from .._judge.cases import data
 from .._judge.function import LAYOUTS
 from .._judge.judgement import DTYPES

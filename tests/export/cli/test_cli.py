@@ -7,20 +7,17 @@ import re
 import shlex
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from command import printed, refused, run
-from internals import backends, comparison, demo, features, say_table
-from libraries import installed
+from internals import COLUMNS, backends, demo, heat, say_table
 from short_runs import try_short_lengths_alone
 
 import sdpa_xp
 from sdpa_xp_export import TensorSpec, verify
-from sdpa_xp_export.cli import compare
 
 
 @pytest.mark.parametrize(
@@ -45,12 +42,12 @@ def test_help() -> None:
     """Also where nothing is asked for."""
     out = printed()
     assert out == run("--help")[1]
-    for name in ("export", "verify", "agree", "demo", "backends"):
+    for name in ("export", "verify", "judge", "demo", "backends"):
         assert f"\n  {name} " in out
         of_command = run(name, "-h")[1]
         assert of_command == run(name, "--help")[1]
         assert "[str]" not in of_command  # as `list[str]`, a type of Python
-    assert "numpy, torch, " in run("agree", "--help")[1]
+    assert "numpy, torch, " in run("judge", "--help")[1]
     assert "dtype[length,...]" in run("export", "--help")[1]
 
 
@@ -64,7 +61,7 @@ def test_help_says_all_of_what_each_command_does(monkeypatch: pytest.MonkeyPatch
     assert "\n    130  interrupted\n" in commands
     assert max(map(len, commands.splitlines())) <= 80
     lines = commands.partition("\n\n")[0].splitlines()
-    assert [line.split()[0] for line in lines] == ["export", "verify", "judge", "agree", "demo", "backends"]
+    assert [line.split()[0] for line in lines] == ["export", "verify", "judge", "demo", "backends"]
     assert all(line.endswith(".") and not line.endswith("...") for line in lines)
 
 
@@ -74,9 +71,9 @@ def test_help_has_an_example_of_each_command(tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     try_short_lengths_alone(monkeypatch)
     lines = [shlex.split(line) for line in run()[1].splitlines() if line.startswith("    sdpa-xp ")]
-    assert sorted(line[1] for line in lines) == ["agree", "backends", "demo", "export", "judge", "verify"]
+    assert sorted(line[1] for line in lines) == ["backends", "demo", "export", "judge", "verify"]
     for _, command, *arguments in lines:
-        if command not in ("agree", "demo", "judge"):
+        if command not in ("demo", "judge"):
             assert run(command, *arguments)[0] == 0
             if command == "export":  # a reader may run it twice
                 assert "Pass `--force` to replace it." in refused(command, *arguments)
@@ -96,83 +93,6 @@ def test_backends() -> None:
     assert np.__version__ in run("backends")[1]
 
 
-def test_agree(monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> None:
-    """With `--thin`, one of four features, at one length; the nightly run has all."""
-    if pytestconfig.getoption("--thin"):
-        few = {dtype: dict([*features(dtype).items()][::4]) for dtype in ("float32", "bfloat16")}
-        monkeypatch.setattr(comparison, "features", few.get)
-        monkeypatch.setattr(comparison, "LONGER", ())
-    dtypes = ("--dtype", "float32", "--dtype", "bfloat16")
-    code, out, _ = run("agree", "--backend", "numpy", "--backend", "torch", *dtypes, "--json")
-    rows = json.loads(out)
-    assert code == 0
-    assert {(row["backend"], row["implementation"]) for row in rows} >= {
-        ("numpy", "xp"),
-        ("torch", "xp"),
-        ("onnxruntime", "attention"),
-        ("onnxruntime", "primitive"),
-    }
-    assert {row["dtype"] for row in rows} == {"float32", "bfloat16"}
-    assert all(row["agrees"] for row in rows)
-    names = list(comparison.features("float32"))
-    for row in rows:
-        assert [feature["feature"] for feature in row["features"]] == names
-        ran = [feature for feature in row["features"] if not feature["refused"]]
-        assert row["jobs"] == len(ran)
-        assert all(0 <= feature["agreement"]["absolute"] <= feature["agreement"]["bound"] for feature in ran)
-        assert row["backend"] == "onnxruntime" or len(ran) == len(names)
-
-
-REFUSED_BY_JAX = 'softmax_dtype="float64"'
-
-
-def compare_only(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    """Let `agree` compare these features, of all that there are."""
-    few = {name: feature for name, feature in features("float32").items() if name in names}
-    monkeypatch.setattr(comparison, "features", lambda _: few)
-
-
-def test_agree_says_what_a_library_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """JAX without x64 has no float64 to hold scores in: refused, which is no disagreement."""
-    compare_only(monkeypatch, "plain", REFUSED_BY_JAX)  # JAX compiles each of them anew
-    code, out, _ = run("agree", "--backend", "jax", "--dtype", "float32", "--json")
-    (row,) = (row for row in json.loads(out) if row["backend"] == "jax")
-    refused = {feature["feature"]: feature["refused"] for feature in row["features"] if feature["refused"]}
-    assert code == 0
-    assert row["agrees"]
-    assert list(refused) == [REFUSED_BY_JAX]
-    assert refused[REFUSED_BY_JAX].startswith("`softmax_dtype` must be one that jax.numpy has")
-
-
-def test_agree_takes_no_other_error_for_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any) -> Any:
-        raise ValueError("operands could not be broadcast")
-
-    compare_only(monkeypatch, "plain")
-    jobs = {name: replace(job, compute=broken) for name, job in comparison.feature_jobs("float32").items()}
-    with pytest.raises(ValueError, match="operands"):
-        [*comparison.compare(jobs, "float32", backends.find_backends(["numpy"]), [])]
-
-
-def test_agree_leaves_out_no_library_that_takes_no_array() -> None:
-    def broken(_: Any) -> Any:
-        raise TypeError("got an unexpected keyword argument")
-
-    (backend,) = backends.find_backends(["numpy"])
-    with pytest.raises(TypeError, match="unexpected"):
-        replace(backend, put=broken).holds("float64")
-
-
-def test_agree_exits_1_and_names_what_disagrees(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sdpa_xp.masks.bands.Band.allowed_in", lambda *_: True)
-    wrong = {"is_causal", "all of it", "masks.sliding_window"}
-    compare_only(monkeypatch, "plain", *wrong)
-    code, out, _ = run("agree", "--backend", "numpy", "--dtype", "float32")
-    assert code == 1
-    (line,) = (line for line in out.splitlines() if line.startswith("DISAGREES: numpy xp float32 cpu: "))
-    assert set(line.partition("cpu: ")[2].split(", ")) == wrong
-
-
 @pytest.mark.parametrize(
     ("error", "bound", "shown"),
     [
@@ -187,7 +107,7 @@ def test_agree_exits_1_and_names_what_disagrees(monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_the_share_of_the_bound_has_a_colour(error: float, bound: float, shown: tuple[str, str]) -> None:
-    cell = compare._heat(error, bound)
+    cell = heat(error, bound)
     assert (cell.plain, cell.style) == shown
 
 
@@ -218,11 +138,6 @@ def test_demo_exits_1_when_a_backend_disagrees(tmp_path: Path, monkeypatch: pyte
     code, out, _ = run("demo", "-o", tmp_path)
     assert code == 1
     assert "DISAGREES: numpy xp float32 cpu: layer 1, layer 2" in out
-
-
-@pytest.mark.skipif(installed("cupy"), reason="CuPy is installed")
-def test_agree_on_a_library_that_is_not_here() -> None:
-    assert "must be installed" in refused("agree", "--backend", "cupy")
 
 
 def test_demo_replaces_no_file(tmp_path: Path) -> None:
@@ -262,7 +177,7 @@ def test_as_a_module() -> None:
     assert done.stderr == "sdpa-xp: No such option: --fast. See sdpa-xp backends --help.\n"
 
 
-@pytest.mark.parametrize("command", ["export", "verify", "judge", "agree", "demo", "backends"])
+@pytest.mark.parametrize("command", ["export", "verify", "judge", "demo", "backends"])
 def test_the_help_says_what_each_flag_takes(command: str) -> None:
     """Its value, not its type in Python; and in `verify`, nothing of onnxruntime that is so in any engine."""
     text = " ".join(run(command, "--help")[1].split())
@@ -278,7 +193,7 @@ def test_a_table_fits_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("NO_COLOR", "1")
     row = ("array-api-strict", "grouped_query", "bfloat16", "CPU_DEVICE", "1.1e-07", "100%", "yes")
-    say_table(compare.COLUMNS, [row])
+    say_table(COLUMNS, [row])
     lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
     assert max(map(len, lines)) <= 80
     assert all(any(cell in line.split() for line in lines) for cell in row)

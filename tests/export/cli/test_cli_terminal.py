@@ -15,18 +15,18 @@ from pathlib import Path
 import pytest
 from command import QKV, printed, run
 from edits import changed_output
-from internals import comparison, program, say_table
+from internals import program, say_table
 
 from sdpa_xp_export import TensorSpec, export_attention, save
 from sdpa_xp_export.cli import main
 from sdpa_xp_export.forms.choice import FORMS
 
 # As from a terminal: where the tests run in the background, interrupts are ignored, and that is inherited.
-# And with few features to compare, and at one length.
+# And with few rows in the demo.
 COMMAND = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
-    "from internals import comparison; every = comparison.features; comparison.LONGER = ();"
-    "comparison.features = lambda dtype: dict([*every(dtype).items()][:3]);"
+    "from internals import backends, demo; demo.DTYPES = ('float32',);"
+    "few = backends.find_backends(['numpy']); backends.find_backends = lambda: few;"
     "from sdpa_xp_export.cli import main; main()"
 )
 
@@ -59,9 +59,9 @@ def everything(reader: int) -> str:
         text += more
 
 
-def test_progress_on_a_terminal() -> None:
+def test_progress_on_a_terminal(tmp_path: Path) -> None:
     """On standard error, row by row; standard output has the table alone."""
-    with on_terminal("agree", "--backend", "numpy", "--dtype", "float32") as (process, reader):
+    with on_terminal("demo", "-o", str(tmp_path)) as (process, reader):
         shown = everything(reader)
         out, _ = process.communicate()
     assert process.returncode == 0
@@ -90,21 +90,21 @@ def test_progress_of_verify(tmp_path: Path) -> None:
     assert "\x07" not in shown
 
 
-def test_no_progress_beside_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    with on_terminal("agree", "--backend", "numpy", "--dtype", "float32", "--json") as (process, reader):
+@pytest.mark.usefixtures("short_verify")
+def test_no_progress_beside_json(tmp_path: Path) -> None:
+    path = tmp_path / "a.onnx"
+    run("export", "--query", "float32[1,2,5,4]", "--key", "float32[1,1,9,4]", "-o", path)
+    with on_terminal("verify", str(path), "--json") as (process, reader):
         assert everything(reader) == ""
         json.loads(process.communicate()[0])
     assert process.returncode == 0
-    every = comparison.features
-    monkeypatch.setattr(comparison, "LONGER", ())
-    monkeypatch.setattr(comparison, "features", lambda dtype: dict([*every(dtype).items()][:3]))
-    _, _, err = run("agree", "--backend", "numpy", "--dtype", "float32")
+    _, _, err = run("verify", path)
     assert err == ""  # no terminal
 
 
 def test_interrupt() -> None:
     """One line, and the code that shells use."""
-    with on_terminal("agree", "--backend", "numpy") as (process, reader):
+    with on_terminal("judge", "sdpa_xp:scaled_dot_product_attention") as (process, reader):
         while b"0/" not in os.read(reader, 4096):  # it has begun
             pass
         process.send_signal(signal.SIGINT)
@@ -183,8 +183,8 @@ COMPLETIONS = {
     "export --outputs ": {"output", "lse", "weights", "scores", "row_max", "entropy", "key_sums"},
     "verify a.onnx --provider ": {"cpu", "cuda", "wasm", "webgpu"},
     "verify a.onnx --require-provider cu": {"cuda"},
-    "agree --dtype ": {"float32", "float16", "bfloat16", "float64"},
-    "agree --backend t": {"torch"},
+    "judge a.onnx --dtype ": {"float32", "float16", "bfloat16", "float64"},
+    "judge a.onnx --library t": {"torch"},
     "ver": {"verify"},
 }
 

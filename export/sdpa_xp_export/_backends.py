@@ -15,7 +15,7 @@ from sdpa_xp._checks.messages import nearest_hint
 from sdpa_xp._libraries import dtype_name, library_of
 from sdpa_xp.errors import ArgumentValueError
 
-from .._dtypes.dtype import numpy_dtype, to_numpy
+from ._dtypes.dtype import numpy_dtype, to_numpy
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Backend:
 
     def get(self, array: Any) -> NDArray[Any]:
         """Return an array of the library as one of NumPy, once it is computed."""
-        return to_numpy("agree", "array", array)
+        return to_numpy("find", "array", array)
 
     def namespace(self) -> Any:
         """Return the array-API namespace of the library."""

@@ -21,15 +21,14 @@ from numpy.typing import NDArray
 from sdpa_xp import attention_weights, scaled_dot_product_attention
 from sdpa_xp.errors import Message
 
-from ._agree.backends import Backend
-from ._agree.comparison import Row, compare
-from ._agree.features import Feature
-from ._call.call import ExportCall, checked_call
-from ._files.paths import PathArgument, publish
-from ._runtime.session import providers
-from .export import export_call
-from .save import save
-from .spec import TensorSpec
+from .._backends import Backend
+from .._call.call import ExportCall, checked_call
+from .._files.paths import PathArgument, publish
+from .._runtime.session import providers
+from ..export import export_call
+from ..save import save
+from ..spec import TensorSpec
+from .comparison import Feature, Row, compare
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

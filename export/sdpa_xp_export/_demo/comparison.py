@@ -4,28 +4,66 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+import sdpa_xp
+from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
+from sdpa_xp.masks import Mask
 
-from .._call.call import FormName
+from .._backends import Backend
+from .._call.call import OPTIONS, ExportCall, FormName
+from .._call.operands import with_operands
 from .._runtime import session
 from .._runtime.releases import Runtime, runtime_text
 from .._verify.call_cases import filled_case
 from .._verify.cases import Case
-from .._verify.expected import Arrays, reference_inputs
-from .._verify.inputs import random_inputs
+from .._verify.expected import Arrays, numbers, reference_inputs
 from .._verify.judging import ExpectedRows, judge_rows
 from .._verify.reference import stages
 from ..export import export_call
 from ..forms.choice import FORMS, unsupported_reason
 from ..report import Agreement
-from .backends import Backend
-from .features import LENGTHS, LONGER, Feature, features
+
+Compute: TypeAlias = Callable[[Any, ExportCall, Mapping[str, Any]], Any]
+"""A namespace, a call, and its inputs as arrays of that namespace -> the one output of the call."""
+# Vendors' kernels round in their own way, and a CPU has few of them; their tests are apart.
+PORTABLE: dict[str, Any] = {"implementation": "xp"}
+
+
+def attention(_xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
+    """Compute a call as a user does."""
+    return sdpa_xp.scaled_dot_product_attention(**library_arguments(call, arrays), **PORTABLE)
+
+
+def library_arguments(call: ExportCall, arrays: Mapping[str, Any]) -> Arrays:
+    """Convert inputs of the graph to keywords of `sdpa_xp.scaled_dot_product_attention`, without the cache."""
+    tokens = {name: arrays[name] for name in ("query", "key", "value")}
+    names = (name for name, option in OPTIONS.items() if option.kind not in (None, "spec", "names"))
+    return tokens | {name: with_inputs(getattr(call, name), arrays) for name in names}
+
+
+def with_inputs(value: Any, arrays: Mapping[str, Any]) -> Any:
+    """Return a mask or a bias with the arrays of a run instead of its inputs, and an operand as its array."""
+    if isinstance(value, Mask | Bias):
+        return with_operands(value, lambda _, operand: with_inputs(operand, arrays))
+    return numbers(value, arrays)
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """A call, and how sdpa_xp computes its one output."""
+
+    call: ExportCall
+    compute: Compute = attention
+    no_graph: str = ""
+    """Why no graph computes the call; empty if one does."""
+    inputs: tuple[Arrays, ...] = ()
+    """The inputs that it is compared on, of several lengths; the first are timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +115,6 @@ class Row:
         """Whether each job that ran agrees; a library has to run some, and a form may have no graph for any."""
         return not self.disagreeing and (bool(self.ran) or self.backend == "onnxruntime")
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the row, what follows from its results, and each result."""
-        names = ("backend", "implementation", "dtype", "device", "agrees")
-        return {name: getattr(self, name) for name in names} | {
-            "jobs": len(self.ran),
-            "disagreeing": list(self.disagreeing),
-            "worst": None if self.worst is None else asdict(self.worst),
-            "seconds": self.seconds,
-            "features": [asdict(result) | {"agrees": result.agrees} for result in self.results],
-        }
-
 
 class Way(NamedTuple):
     """One way of computing: a library, or a form of a graph."""
@@ -98,17 +125,6 @@ class Way(NamedTuple):
     """A job -> inputs -> its output, or why it is refused."""
     textbook: Callable[[Feature, Arrays], NDArray[Any]] | None = None
     """A job and its inputs -> the output of the textbook formula in the same library; by default NumPy's."""
-
-
-def feature_jobs(dtype: str, seed: int = 0) -> dict[str, Feature]:
-    """Return each of `features` with its inputs."""
-    rng = np.random.default_rng(seed)
-    jobs = {}
-    for name, feature in features(dtype).items():
-        several = (LENGTHS, *LONGER) if {"L", "S"} & {*feature.call.symbols} else (LENGTHS,)
-        inputs = tuple(feature.adapt(random_inputs(feature.call, lengths, rng)) for lengths in several)
-        jobs[name] = replace(feature, inputs=inputs)
-    return jobs
 
 
 def compare(
@@ -154,7 +170,7 @@ def _on_backend(backend: Backend, dtype: str) -> Way:
 
 def _on_runtime(form: FormName, provider: str, dtype: str) -> Way:
     runtime = runtime_text(provider, session.version())
-    parsed = Runtime.parse("agree", runtime)
+    parsed = Runtime.parse("demo", runtime)
 
     def prepare(job: Feature) -> Callable[[Arrays], NDArray[Any]] | str:
         if why := job.no_graph or unsupported_reason(form, job.call, parsed):

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import Any
 
+import feature_calls
 import numpy as np
+from internals import (
+    PORTABLE,
+    Arrays,
+    Compute,
+    ExportCall,
+    Feature,
+    checked_call,
+    library_arguments,
+    random_inputs,
+)
 
 import sdpa_xp
-from sdpa_xp import biases, masks
-from sdpa_xp.biases import Bias
-from sdpa_xp.masks import Mask
-
-from .._call.call import OPTIONS, ExportCall, checked_call
-from .._call.operands import with_operands
-from .._verify.expected import Arrays, numbers
-from ..spec import TensorSpec
+from sdpa_xp import masks
+from sdpa_xp_export import TensorSpec
 
 # Numbers of queries and keys that no block divides, and more keys than queries.
 LENGTHS = {"B": 2, "L": 19, "S": 33, "P": 14, "R": 40}
@@ -29,10 +34,6 @@ BLOCK_TABLES = [[[(head + i + j) % 3 > 0 for j in range(5)] for i in range(9)] f
 """Which blocks of keys each block of queries attends to, for each head."""
 PARENTS = [-1, 0, 0, 1, 1, -1, 5, 3]
 """Of each draft in a tree."""
-Compute: TypeAlias = Callable[[Any, ExportCall, Mapping[str, Any]], Any]
-"""A namespace, a call, and its inputs as arrays of that namespace -> the one output of the call."""
-# Vendors' kernels round in their own way, and a CPU has few of them; their tests are apart.
-PORTABLE: dict[str, Any] = {"implementation": "xp"}
 BLOCK = 4
 """Tokens in a block of a paged cache."""
 LARGEST_CODE = {"int8": 127.0, "int4": 7.0}
@@ -48,9 +49,6 @@ def by(function: str, *without: str, field: str = "", **rules: object) -> Comput
         return getattr(result, field) if field else result
 
     return compute
-
-
-attention = by("scaled_dot_product_attention")
 
 
 def merged_halves(_xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
@@ -146,20 +144,6 @@ def varlen(query_ids: Sequence[int], key_ids: Sequence[int]) -> Compute:
     return compute
 
 
-def library_arguments(call: ExportCall, arrays: Mapping[str, Any]) -> Arrays:
-    """Convert inputs of the graph to keywords of `sdpa_xp.scaled_dot_product_attention`, without the cache."""
-    tokens = {name: arrays[name] for name in ("query", "key", "value")}
-    names = (name for name, option in OPTIONS.items() if option.kind not in (None, "spec", "names"))
-    return tokens | {name: with_inputs(getattr(call, name), arrays) for name in names}
-
-
-def with_inputs(value: Any, arrays: Mapping[str, Any]) -> Any:
-    """Return a mask or a bias with the arrays of a run instead of its inputs, and an operand as its array."""
-    if isinstance(value, Mask | Bias):
-        return with_operands(value, lambda _, operand: with_inputs(operand, arrays))
-    return numbers(value, arrays)
-
-
 def _append_and_attend(cache: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
     """Append the new tokens to the cache, and attend it."""
     arguments = _without(library_arguments(call, arrays), "key", "value", "layout")
@@ -175,50 +159,43 @@ def _without(arguments: Arrays, *names: str) -> Arrays:
     return {name: value for name, value in arguments.items() if name not in names}
 
 
-@dataclass(frozen=True, slots=True)
-class Feature:
-    """A call, and how sdpa_xp computes its one output."""
-
-    call: ExportCall
-    compute: Compute = attention
-    no_graph: str = ""
-    """Why no graph computes the call; empty if one does."""
-    adapt: Callable[[Arrays], Arrays] = dict
-    """Changes random inputs to those that the feature is compared on."""
-    inputs: tuple[Arrays, ...] = ()
-    """The inputs that it is compared on, of several lengths; the first are timed."""
+LIKE = {
+    'masks.causal("lower_right")': "mask: causal, lower right",
+    "masks.causal(offsets)": "mask: causal, an offset an entry",
+    "masks.sliding_window": "mask: window, an offset an entry",
+    "masks.padding": "mask: padding",
+    "masks.padding, of queries too": "mask: padding, of queries, too",
+    "masks.document": "mask: documents",
+    "masks.prefix": "mask: prefix or causal",
+    "masks.chunked, masks.dilated": "mask: chunked or dilated",
+    "masks.from_array": "mask: array and causal",
+    "masks.from_function": "mask: function",
+    "masks combined": "mask: padding, window",
+    "as many keys as queries, causal": "batch of two, causal",
+    "biases.alibi": "bias: alibi",
+    "biases.relative": "bias: relative",
+    "biases.from_function": "bias: function of the scores",
+    "a sum of biases": "bias: a sum, with padding",
+    "learned scale": "scale an input",
+    "sinks": "sinks",
+    'layout="...LHE"': "layout, causal, grouped heads",
+    "two axes": "two axes",
+}
+"""The features that are calls of `feature_calls`, by their names there."""
 
 
 def features(dtype: str) -> dict[str, Feature]:
     """Return the features by name; batch and lengths are names, unless a fused operator needs numbers."""
+    calls = feature_calls.features(dtype)
+    same = {name: calls[name] for name in feature_calls.basic_calls(dtype)}
+    same |= {name: replace(calls[other], outputs=("output",)) for name, other in LIKE.items()}
     return (
-        {name: Feature(call) for name, call in basic_calls(dtype).items()}
+        {name: Feature(call) for name, call in same.items()}
         | _masks(dtype)
-        | _biases(dtype)
         | _rules(dtype)
         | _outputs(dtype)
         | _caches(dtype)
     )
-
-
-def basic_calls(dtype: str) -> dict[str, ExportCall]:
-    """Return calls with one feature each, then one with all; batch and lengths are names."""
-    query, key = _tokens(dtype, "L"), _tokens(dtype, "S")
-    shared, narrow = _tokens(dtype, "S", heads=2), TensorSpec(dtype, ("B", 2, "S", 16))
-    padding, pairs, term = _array("bool", "B", 1, 1, "S"), _array("bool", "L", "S"), _array(dtype, 8, "L", "S")
-    together = {"attn_mask": padding, "bias": term, "is_causal": True, "scale": -0.3, "softcap": 5.0}
-    return {
-        "plain": _call(query, key),
-        "is_causal": _call(query, key, is_causal=True),
-        "padding mask (B, 1, 1, S)": _call(query, key, attn_mask=padding),
-        "boolean mask with empty rows": _call(query, key, attn_mask=pairs),
-        "floating mask": _call(query, key, attn_mask=term),
-        "boolean mask and bias": _call(query, key, attn_mask=pairs, bias=term),
-        "grouped heads, Ev != E": _call(query, shared, narrow),
-        "scale": _call(query, key, scale=0.5),
-        "softcap": _call(query, key, softcap=5.0),
-        "all of it": _call(query, shared, narrow, **together),
-    }
 
 
 def _call(query: TensorSpec, key: TensorSpec, value: TensorSpec | None = None, **rules: Any) -> ExportCall:
@@ -235,62 +212,23 @@ def _array(dtype: str, *shape: int | str) -> Any:
 
 
 def _masks(dtype: str) -> dict[str, Feature]:
-    query, key, entry = _tokens(dtype, "L"), _tokens(dtype, "S"), _array("int64", "B")
-    ids = _array("int64", "B", "L"), _array("int64", "B", "S")
-    by_name = {
-        'masks.causal("lower_right")': masks.causal("lower_right"),
-        "masks.causal(offsets)": masks.causal(entry),
-        "masks.sliding_window": masks.sliding_window(3, 2, offset="lower_right"),
-        "masks.padding": masks.padding(entry),
-        "masks.padding, of queries too": masks.padding(entry, entry),
-        "masks.document": masks.document(*ids),
-        "masks.prefix": masks.causal() | masks.prefix(entry),
-        "masks.chunked": masks.chunked(4),
-        "masks.dilated": masks.dilated(3),
-        "masks.from_array": masks.causal() & masks.from_array(_array("bool", "B", 1, 1, "S")),
-        "masks.from_function": masks.from_function(lambda b, h, i, j: (i + j + h + b) % 3 != 0),
-        "masks combined": ~masks.sliding_window(1, 1) & (masks.padding(entry) | masks.chunked(5)),
-    }
-    all_heads, few_heads = (_tokens(dtype, "L", heads, batch=2) for heads in (8, 2))
-    with_lengths: dict[str, tuple[int, int | str, Mask]] = {
+    """Return those that need lengths of their own."""
+    by_name: dict[str, tuple[int, int | str, masks.Mask]] = {
         "masks.neighbourhood": (156, 156, masks.neighbourhood((12, 13), 2, dilation=(1, 2))),
         "masks.blocks": (130, 141, masks.blocks(BLOCK_TABLES, (16, 32))),
         "masks.tree": (len(PARENTS), "S", masks.tree(PARENTS, offset="lower_right")),
     }
-    return (
-        {name: Feature(_call(query, key, attn_mask=mask)) for name, mask in by_name.items()}
-        | {"as many keys as queries, causal": Feature(_call(all_heads, few_heads, is_causal=True))}
-        | {
-            name: Feature(_call(_tokens(dtype, queries), _tokens(dtype, keys), attn_mask=mask))
-            for name, (queries, keys, mask) in with_lengths.items()
-        }
-    )
-
-
-def _biases(dtype: str) -> dict[str, Feature]:
-    query, key = _tokens(dtype, "L"), _tokens(dtype, "S")
-    table = _array(dtype, 16, 8)
-    by_name = {
-        "biases.alibi": biases.alibi(8),
-        "biases.relative": biases.relative(table, max_distance=8),
-        "biases.from_function": biases.from_function(lambda score, *_indices: score * 0.5),
-        "a sum of biases": biases.relative(table, bidirectional=False) + biases.alibi(8),
+    return {
+        name: Feature(_call(_tokens(dtype, queries), _tokens(dtype, keys), attn_mask=mask))
+        for name, (queries, keys, mask) in by_name.items()
     }
-    return {name: Feature(_call(query, key, bias=bias)) for name, bias in by_name.items()}
 
 
 def _rules(dtype: str) -> dict[str, Feature]:
     query, key = _tokens(dtype, "L"), _tokens(dtype, "S")
-    swapped = [TensorSpec(dtype, ("B", length, heads, 32)) for length, heads in (("L", 8), ("S", 2))]
-    rows, keys = (TensorSpec(dtype, (length, 32)) for length in ("L", "S"))
     padding = masks.padding(_array("int64", "B"))
-    wide = "float64" if dtype == "float64" else "float32"  # scales and sinks may be wider than half tokens
     return {
-        "learned scale": Feature(_call(query, key, scale=TensorSpec(wide, (8, 1, 1)))),
-        "sinks": Feature(_call(query, key, sinks=TensorSpec(wide, (8,)))),
         'softmax_dtype="float64"': Feature(_call(query, key, softmax_dtype="float64")),
-        'layout="...LHE"': Feature(_call(*swapped, is_causal=True, layout="...LHE")),
-        "two axes": Feature(_call(rows, keys, is_causal=True)),
         "dot_product_attention": Feature(_call(query, key, is_causal=True, scale=0.3), dot_product),
         "reproducible=True": Feature(
             _call(query, key, is_causal=True, attn_mask=padding),
@@ -333,7 +271,7 @@ def _caches(dtype: str) -> dict[str, Feature]:
         "PagedKVCache": Feature(_call(query, new, **room, **lengths, is_causal=True), paged),
         **{
             f"KVCache.from_stored, {codes}": Feature(
-                _call(query, tokens, attn_mask=padding), quantised(codes), traced, storable(codes)
+                _call(query, tokens, attn_mask=padding), quantised(codes), traced
             )
             for codes in LARGEST_CODE
         },
@@ -341,3 +279,15 @@ def _caches(dtype: str) -> dict[str, Feature]:
             _call(packed, packed_keys, attn_mask=masks.document(QUERY_IDS, KEY_IDS)), varlen(QUERY_IDS, KEY_IDS)
         ),
     }
+
+
+def feature_jobs(dtype: str, seed: int = 0) -> dict[str, Feature]:
+    """Return each of `features` with its inputs."""
+    rng = np.random.default_rng(seed)
+    stored = {f"KVCache.from_stored, {codes}": storable(codes) for codes in LARGEST_CODE}
+    jobs = {}
+    for name, feature in features(dtype).items():
+        several = (LENGTHS, *LONGER) if {"L", "S"} & {*feature.call.symbols} else (LENGTHS,)
+        drawn = [random_inputs(feature.call, lengths, rng) for lengths in several]
+        jobs[name] = replace(feature, inputs=tuple(map(stored.get(name, dict), drawn)))
+    return jobs

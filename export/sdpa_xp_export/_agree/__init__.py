@@ -1,1 +1,0 @@
-"""The calls on which every array library and every form is compared with the reference."""
