@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parents[2] / "results"
+DEFECTS = Path(__file__).parents[2] / "export/sdpa_xp_export/_runtime/defects.json"
 KINDS = {
     "a row without keys": ("fullymasked", "boolmask", "softmax_precision", "empty"),
     "a soft cap": ("softcap",),
@@ -42,6 +43,21 @@ def newest_wrong() -> set[str]:
     """Return the subjects of the cases that the newest release gets wrong."""
     newest = [*_read("conformance.json")["releases"].values()][-1]
     return {_kind(name) for name, fault in newest.items() if fault != "refused"}
+
+
+def defects() -> str:
+    """Return the table of known errors: the operator, where it is wrong, in which releases, and how."""
+    names = {"cpu": "onnxruntime", "webgpu": "onnxruntime, WebGPU", "openvino": "OpenVINO"}
+    rows = []
+    for defect in json.loads(DEFECTS.read_text("utf-8"))["defects"].values():
+        ends = [
+            f"{word} {defect[name]}"
+            for name, word in (("since", "from"), ("until", "before"))
+            if name in defect
+        ]
+        where = f"{names[defect['provider']]}, {' and '.join(ends) or 'all that were tried'}"
+        rows.append([f"`{defect['node']}`", defect["what"], where])
+    return _table(["operator", "what it does", "releases"], rows)
 
 
 def forms() -> str:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from internals import first_right, known_defects
 
 from sdpa_xp import scaled_dot_product_attention
 
 Attend = Callable[..., Any]
+README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
 SHAPE = (1, 2, 4, 8)  # (B, H, L, E)
 ALLOWED = np.ones((4, 4), bool)
 ALLOWED[1] = False  # query 1 may attend to no key
@@ -69,6 +73,17 @@ def test_a_masked_nan_or_inf_shows_elsewhere(peer: Attend, arrays: Any, place: s
     assert shows.any() != (peer is by_jax and place == "key")
     after = scaled_dot_product_attention(query, key, value, ALLOWED)
     np.testing.assert_allclose(after, before, atol=1e-6)
+
+
+@pytest.mark.needs("onnx")
+def test_the_readme_names_the_releases_with_known_defects() -> None:
+    first, release = (
+        first_right("attention", (1, 23)),
+        re.search(r"1\.(\d+) to 1\.(\d+) compute some `Attention`", README),
+    )
+    assert release is not None
+    assert (first, (1, int(release[1]))) == ((1, int(release[2]) + 1), (1, 23))
+    assert known_defects()["masked NaN"].until > (2, 0)  # "later ones return NaN"
 
 
 @pytest.mark.needs("jax")

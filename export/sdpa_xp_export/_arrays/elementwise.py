@@ -108,7 +108,7 @@ def erf(value: GraphValue) -> GraphValue:
         got = {"dtype": number.elem_type}
         raise ArgumentTypeError(number.graph.function, rule, got, "Convert the array with `astype`.")
     result = unary("Erf", "erf", "floating", number)
-    keeps_nan = number.graph.runtime.erf_keeps_nan and not number.graph.is_part
+    keeps_nan = not (number.graph.runtime.may_meet("erf of NaN") or number.graph.is_part)
     return result if keeps_nan else where(equal(number, number), result, number)
 
 

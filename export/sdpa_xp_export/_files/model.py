@@ -393,6 +393,12 @@ class StatedModel:
     verdict: str
     """What an earlier verification found; empty if nothing."""
 
+    @property
+    def operators(self) -> set[str]:
+        """The names of the operators, also in loops and functions."""
+        parts = messages(self.model)
+        return {part.op_type for part in parts if isinstance(part, onnx.NodeProto)}
+
     @classmethod
     def from_model(cls, model: Model) -> StatedModel:
         return cls(model, exported_models(model), sorted(metadata_of(model)), recorded_verdict(model))

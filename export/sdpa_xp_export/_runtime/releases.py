@@ -12,6 +12,7 @@ from sdpa_xp._checks.messages import nearest_hint
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 from .._files.model import Metadata
+from .defects import KERNELS, Release, known_defects, numbers_of
 
 ProviderName: TypeAlias = Literal[
     "cpu", "cuda", "wasm", "webgpu", "CPUExecutionProvider", "CUDAExecutionProvider", "WebGpuExecutionProvider"
@@ -66,8 +67,6 @@ NEWEST_OPENVINO = "2026.4.1"
 NEWEST_ELSEWHERE = {"openvino": NEWEST_OPENVINO, "wasm": "1.30.0", "webgpu": "1.31.1", "web": "1.30.0"}
 """The newest release that graphs were run in, if not `NEWEST_TRIED`: onnxruntime-web has 1.30.0 so far."""
 
-Release: TypeAlias = tuple[int, ...]
-"""Major and minor number, and the patch if it is not 0."""
 EngineName: TypeAlias = Literal["onnxruntime", "openvino", "reference"]
 """A program in which `verify` can run models."""
 ENGINES = {"onnxruntime": "onnxruntime", "openvino": "OpenVINO", "reference": "ONNX's reference evaluator"}
@@ -94,23 +93,14 @@ def short_provider(name: object) -> str | None:
 def newer_note(installed: str, engine: EngineName = "onnxruntime") -> str:
     """Return that the installed release is newer than every release that was tried; empty if it is not."""
     newest = {"onnxruntime": NEWEST_TRIED, "openvino": NEWEST_OPENVINO}.get(engine)
-    if newest is None or not _is_untried(_numbers(installed), newest):
+    if newest is None or not _is_untried(numbers_of(installed), newest):
         return ""
     return f"{ENGINES[engine]} {installed} is newer than {newest}, the newest release that was tried"
 
 
-def _numbers(release: str) -> Release:
-    """Return the numbers of a release, without a patch of 0; () if the text is none."""
-    match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", release)
-    if match is None:
-        return ()
-    major, minor, patch = (int(number or 0) for number in match.groups())
-    return (major, minor, patch) if patch else (major, minor)
-
-
 def _is_untried(release: Release, newest_tried: str) -> bool:
     """Return whether a release is newer than the newest that was tried, patch releases aside."""
-    return release[:2] > _numbers(newest_tried)[:2]
+    return release[:2] > numbers_of(newest_tried)[:2]
 
 
 def release_text(release: Release) -> str:
@@ -174,7 +164,7 @@ class Runtime:
             raise ArgumentValueError(
                 function, rule, {"runtime": repr(text)}, _unread_hint(text if isinstance(text, str) else "")
             )
-        release = _numbers(match[2])
+        release = numbers_of(match[2])
         if release < (oldest := OLDEST_OPENVINO if provider == "openvino" else OLDEST):
             rule = f"`runtime` must be a release that was tried, {match[1]}>={release_text(oldest)} or later"
             hint = "Older releases were not tried with any form."
@@ -191,7 +181,7 @@ class Runtime:
         quotients of bytes, and its TopK leaves the order of equal elements open."""
         return self.provider == "openvino"
 
-    def is_before(self, release: tuple[int, int]) -> bool:
+    def is_before(self, release: Release) -> bool:
         """Return whether the graph is for an onnxruntime that is older than that release."""
         return self.is_onnxruntime and self.release < release
 
@@ -209,7 +199,7 @@ class Runtime:
             return ""
         if engine != self.engine:
             return f"{file} is for {self}, and not for {ENGINES[engine]}"
-        release = _numbers(installed)
+        release = numbers_of(installed)
         if not release or release >= self.release:
             return ""
         return f"{ENGINES[engine]} {installed} is older than {file}'s {self}"
@@ -263,28 +253,11 @@ class Runtime:
         """Whether the provider has kernels for bfloat16; those of the CPU provider only move it."""
         return self.provider == "cuda"
 
-    @property
-    def erf_keeps_nan(self) -> bool:
-        """Whether Erf of NaN is NaN on the CPU in every release that the graph is for; before 1.28 it is 1."""
-        return not self.is_before((1, 28))
-
-    @property
-    def softmax_hides_nan(self) -> bool:
-        """Whether Softmax returns 0 for NaN: on WebGPU it ends in `max(value, 0)`, "to protect against NaN".
-
-        Before 1.24 it also returns 0 for a row of the most negative finite numbers, which do not mask.
-        """
-        return "webgpu" in self.right_on
-
-    @property
-    def exp_hides_nan(self) -> bool:
-        """Whether Exp of NaN is a number: OpenVINO 2026.4 returns inf, and its ReduceMax leaves NaN out."""
-        return self.is_openvino
-
-    @property
-    def max_loses_infinity(self) -> bool:
-        """Whether ReduceMax of nothing but -inf is finite: OpenVINO 2026.4 returns the least number."""
-        return self.is_openvino
+    def may_meet(self, defect: str) -> bool:
+        """Return whether the graph may run in a release that has a known defect, on a provider that has it."""
+        known = known_defects()[defect]
+        is_there = not self.is_onnxruntime or self.release < known.until
+        return is_there and any(KERNELS.get(provider) == known.provider for provider in self.right_on)
 
     def __str__(self) -> str:
         if self.provider == "onnx":

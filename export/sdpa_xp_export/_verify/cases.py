@@ -9,9 +9,18 @@ from typing import Literal, NamedTuple, TypeVar
 
 from .._call.call import ExportCall
 from .._files.model import StatedModel
+from .._runtime.defects import defect_notes
 from .._runtime.limits import ModelFailedError, check_time, paused
 from .._runtime.process import RemoteSession, RuntimeProcess, runtime_process
-from .._runtime.releases import ENGINES, EngineName, ProviderName, Runtime, runtime_notes, stated_runtimes
+from .._runtime.releases import (
+    ENGINES,
+    EngineName,
+    ProviderName,
+    Runtime,
+    runtime_notes,
+    short_provider,
+    stated_runtimes,
+)
 from ..report import LayerReport, Run
 from .case_lengths import Lengths, shown_lengths
 from .expected import Arrays
@@ -140,6 +149,9 @@ class RunningModel(NamedTuple):
         chosen = [choice for part in stated.parts for choice in part.chosen]
         forms, reasons = (dict.fromkeys(choice[part] for choice in chosen) for part in (0, 1))
         notes = runtime_notes(runtimes, process.version, sessions, process.engine, is_finished=True)
+        for name in dict.fromkeys(run.provider for run in runs if not run.agreement.agrees):
+            kernels = process.engine if process.engine != "onnxruntime" else short_provider(name) or ""
+            notes += defect_notes(stated.operators, kernels, process.version)
         return report(
             form=", ".join(forms),
             reason="; ".join(reasons),

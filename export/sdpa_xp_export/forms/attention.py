@@ -234,8 +234,6 @@ def _expanded_mask(inputs: FormInputs, mask: GraphValue) -> GraphValue:
     return mask if mask.ndim == 2 else ops.to_rank(mask, RANK)
 
 
-# Before 1.28 the node gives wrong numbers: masked keys leak with a soft cap (to 1.26), and causal masks move
-# (1.25 to 1.27).
 ATTENTION = Form(
     "attention",
     _write,
@@ -243,12 +241,10 @@ ATTENTION = Form(
     nodes="`ai.onnx.Attention`",
     operator="ai.onnx Attention",
     takes=("softcap",),
-    since=(1, 28),
     opsets=range(23, 26),
     # onnxruntime 1.32 has no kernel for Attention-25: it runs the function of ONNX, some 60 nodes.
     auto_opsets=range(23, 25),
     default_opset=23,
     opset_of=lambda call: 24 if counts_real_keys(call) else 23,  # the first in which the node takes key lengths
-    wrong_on={"openvino": "OpenVINO's kernels for Attention hide a NaN in a query"},
     quadratic_on_cuda=_quadratic_on_cuda,
 )

@@ -12,6 +12,7 @@ from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 from .._call.call import ExportCall, FormName
 from .._call.mask_analysis import is_causal, only_causal, unmasked
+from .._runtime.defects import still_wrong
 from .._runtime.releases import FIRST_RELEASE_OF, LAST_OPSET, OPSETS, Runtime, RuntimeProvider, release_text
 from .attention import ATTENTION
 from .contrib import GROUPED_QUERY, MULTI_HEAD
@@ -116,7 +117,7 @@ def unsupported_reason(form: FormName, call: ExportCall, runtime: Runtime) -> st
     form: whoever raises the release would meet the others next.
     """
     for provider in runtime.right_on:
-        if wrong := FORMS[form].wrong_on.get(provider):
+        if wrong := FORMS[form].wrong_on.get(provider) or still_wrong(form, provider):
             return f"{wrong}, and `runtime` is {runtime}"
     # The table refuses a new option for a form that does not ask it at its own place.
     why = FORMS[form].unsupported_reason(call, runtime) or FORMS[form].missing_option(call)

@@ -13,18 +13,19 @@ from .._arrays import ops
 from .._call.call import ExportCall
 from .._call.mask_analysis import is_lower_triangle, is_window, key_window, unmasked
 from .._graph import CONTRIB, Graph, GraphValue
+from .._runtime.defects import known_defects
 from .._runtime.releases import Runtime, release_text
 from ..lowering.tile import GraphTile
 from .form import Form, FormInputs, finished_outputs, read_inputs
 
 RANK = 4
-EMPTY_SINCE = (1, 31)
+EMPTY_SINCE = known_defects()["empty batch"].until
 """The first release in which MultiHeadAttention takes an empty batch or length."""
 WIDTHS = 8
 """The widths of GroupQueryAttention must be a multiple of this."""
 ALL = -1
 """The value of `local_window_size` for no window: all keys up to the query's own."""
-WINDOW_COUNTS_ITSELF = (1, 24)
+WINDOW_COUNTS_ITSELF = known_defects()["window of other keys"].until
 """From this release on, a window counts the query's own key; before, only the keys to its left (issue 25927 of
 onnxruntime). So no graph with a window is right on both sides of it."""
 
@@ -107,11 +108,7 @@ MULTI_HEAD = Form(
     nodes="`com.microsoft.MultiHeadAttention`",
     operator="MultiHeadAttention",
     empty_since=EMPTY_SINCE,
-    wrong_on={
-        "webgpu": "the WebGPU provider computes MultiHeadAttention wrong from 32 tokens on",
-        "openvino": "OpenVINO's MultiHeadAttention masks with a finite number, which large scores exceed",
-        "onnx": "MultiHeadAttention is no operator of the standard",
-    },
+    wrong_on={"onnx": "MultiHeadAttention is no operator of the standard"},
 )
 
 
@@ -233,7 +230,6 @@ GROUPED_QUERY = Form(
     operator="GroupQueryAttention",
     takes=("softcap", "sinks"),
     wrong_on={
-        "webgpu": "the WebGPU provider computes GroupQueryAttention wrong from 32 tokens on",
         "openvino": "OpenVINO cannot read GroupQueryAttention without its cache inputs",
         "onnx": "GroupQueryAttention is no operator of the standard",
     },

@@ -12,6 +12,7 @@ from .._call.call import OPTIONS, ExportCall, FormName
 from .._call.mask_analysis import cuts_keys
 from .._call.operands import AXES, IN_DTYPE_OF_QUERY
 from .._graph import Graph, GraphValue
+from .._runtime.defects import Release, first_right
 from .._runtime.releases import OLDEST, OPSETS, Runtime, RuntimeProvider
 from ..lowering.tile import GraphLengths
 from ..lowering.tile_attention import in_layout
@@ -32,9 +33,7 @@ class Form:
     """The fused operator, as reasons name it; "" for a form in primitives, which take every option."""
     takes: tuple[str, ...] = ()
     """The options with a noun that the operator has. Calls with any other one, also a new one, are refused."""
-    since: tuple[int, int] = OLDEST
-    """The first release that computes every call that the form takes."""
-    empty_since: tuple[int, int] = OLDEST
+    empty_since: Release = OLDEST
     """The first release in which an empty batch or length gives an empty result; before, it crashes."""
     opsets: range = OPSETS
     auto_opsets: range = OPSETS
@@ -45,10 +44,16 @@ class Form:
     opset_of: Callable[[ExportCall], int] | None = None
     """Returns the default opset of a call, if calls have different ones."""
     wrong_on: Mapping[RuntimeProvider, str] = field(default_factory=dict)
-    """Why a provider computes the form wrong. On WebGPU, outputs of two forms are off by 0.1 to 1.5 in 1.30 and
-    1.31 if its FlashAttention uses the subgroups of an adapter; quality/runtime/browsers.py runs the others."""
+    """Why a provider cannot compute the form, beside the known defects. On WebGPU, outputs of two forms are off
+    by 0.1 to 1.5 in 1.30 and 1.31 if its FlashAttention uses the subgroups of an adapter;
+    quality/runtime/browsers.py runs the others."""
     quadratic_on_cuda: Callable[[ExportCall, int | None], str | None] | None = None
     """Returns why CUDA's kernel for a call in an opset holds an array of L x S, if some do."""
+
+    @property
+    def since(self) -> Release:
+        """The first release that computes every call that the form takes."""
+        return first_right(self.name, OLDEST)
 
     def missing_option(self, call: ExportCall) -> str | None:
         """Return what the operator lacks that the call asks for; None if nothing."""

@@ -47,9 +47,9 @@ def attend_tile(
     """
     call, runtime = tile.call, tile.graph.runtime
     explicit_softmax = (
-        runtime.softmax_hides_nan or call.sinks is not None or not EXPLICIT.isdisjoint(call.outputs)
+        runtime.may_meet("softmax of NaN") or call.sinks is not None or not EXPLICIT.isdisjoint(call.outputs)
     )
-    if runtime.exp_hides_nan:  # in its Softmax, too, if that is not one kernel with the products
+    if runtime.may_meet("exp of NaN"):  # in its Softmax, too, if that is not one kernel with the products
         explicit_softmax = explicit_softmax or call.outputs != ("output",)
     # A query that is inf or NaN makes the scores of masked keys NaN. A Softmax node returns NaN for its row in
     # any case, unless the row has no key; but a soft cap and an explicit softmax may return numbers.
@@ -132,7 +132,7 @@ def _explicit_softmax(tile: GraphTile, scores: GraphValue) -> tuple[GraphValue, 
     shift = xp.where(xp.is_masked(m), 0.0, m)  # -inf - -inf would be NaN
     difference = scores - shift
     p = xp.exp(difference)
-    if tile.graph.runtime.exp_hides_nan:
+    if tile.graph.runtime.may_meet("exp of NaN"):
         p = xp.where(xp.isnan(scores), scores, p)
     l = of_keys = ops.reduce("ReduceSum", p)
     if sinks is not None:
@@ -206,7 +206,7 @@ def is_attended(allowed: GraphValue, groups: int) -> GraphValue:
 def row_max(scores: GraphValue) -> GraphValue:
     """scores (..., rows, columns) -> the largest of each row, (..., rows, 1); NaN if one is NaN."""
     largest: GraphValue = xp.max(scores, axis=-1, keepdims=True)
-    if not scores.graph.runtime.max_loses_infinity:
+    if not scores.graph.runtime.may_meet("maximum of -inf"):
         return largest
     is_key = xp.where(xp.is_masked(scores), scores.graph.constant(0.0, scores.elem_type), 1.0)
     return xp.where(ops.reduce("ReduceMax", is_key) > 0.0, largest, -math.inf)
