@@ -9,8 +9,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from benchmarks import machine
 
@@ -22,7 +25,13 @@ JUDGED: dict[str, tuple[str, str | None]] = {
     "jax.nn": ("jax.nn:dot_product_attention", None),
     "keras.ops": ("keras.ops:dot_product_attention", None),
     "MLX": ("mlx.core.fast:scaled_dot_product_attention", None),
-    "onnxruntime, Attention-23": ("quality.judged:onnx_attention", None),
+    **{
+        f"Attention-23 in onnxruntime {release}": ("quality.judged:onnx_attention", None)
+        for release in ("1.23.2", "1.28.0", "1.31.1", "1.32.0")
+    },
+    "MultiHeadAttention in onnxruntime 1.31.1": ("quality.judged:multi_head", None),
+    "Attention-23 in ONNX's evaluator": ("quality.judged:evaluated", None),
+    "Attention-23 in OpenVINO": ("quality.judged:openvino_attention", None),
     "one_file.py": ("examples.one_file:attention", None),
     **{
         f"sdpa_xp on {name}": (OURS, name)
@@ -30,7 +39,9 @@ JUDGED: dict[str, tuple[str, str | None]] = {
     },
 }
 """By the name that pages show: the function, and its library if that is not its module's."""
-PACKAGES = ("sdpa_xp", "numpy", "torch", "jax", "keras", "mlx", "onnxruntime")
+FOLDER = Path(sys.prefix) / "onnxruntime"
+"""Where `make runtimes` puts each release but the one that is installed."""
+PACKAGES = ("sdpa_xp", "numpy", "torch", "jax", "keras", "mlx", "onnx", "onnxruntime", "openvino")
 
 
 def flex_attention(
@@ -50,34 +61,85 @@ def flex_attention(
     return flex.flex_attention(query, key, value, None if bias is None else score_mod, **rules)
 
 
-def onnx_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
+def model_of(
+    node: str, arrays: Mapping[str, Any], options: Mapping[str, Any], *, inputs: Sequence[str] = ()
 ) -> Any:
-    """ONNX's operator Attention, of the call's own shapes, in onnxruntime."""
-    import numpy as np
-    import onnxruntime
+    """Return a graph of one node, of the shapes of a call; its inputs are the arrays, or in this order."""
     from onnx import helper
 
-    arrays = {"query": query, "key": key, "value": value} | (
-        {} if attn_mask is None else {"attn_mask": attn_mask}
-    )
+    stated = {name: x for name, x in options.items() if x is not None}
+    domain = "com.microsoft" if node != "Attention" else ""
     info = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.asarray(x).dtype), x.shape)
         for name, x in arrays.items()
     ]
-    rules = {name: x for name, x in {"scale": scale, "softcap": softcap}.items() if x is not None}
-    node = helper.make_node("Attention", [*arrays], ["output"], is_causal=int(is_causal), **rules)
+    written = helper.make_node(node, [*(inputs or arrays)], ["output"], domain=domain, **stated)
     output = helper.make_tensor_value_info("output", info[0].type.tensor_type.elem_type, None)
-    graph = helper.make_graph([node], "attention", info, [output])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
+    opsets = [helper.make_opsetid("", 23)] + [helper.make_opsetid(domain, 1)] * bool(domain)
+    graph = helper.make_graph([written], "attention", info, [output])
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def in_onnxruntime(model: Any, arrays: Mapping[str, Any]) -> Any:
+    import onnxruntime
+
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     return session.run(None, {name: np.ascontiguousarray(x) for name, x in arrays.items()})[0]
+
+
+def in_evaluator(model: Any, arrays: Mapping[str, Any]) -> Any:
+    from onnx.reference import ReferenceEvaluator
+
+    return ReferenceEvaluator(model).run(None, {**arrays})[0]
+
+
+def in_openvino(model: Any, arrays: Mapping[str, Any]) -> Any:
+    import openvino
+
+    if arrays["query"].dtype.name == "bfloat16":
+        raise TypeError("NumPy arrays of bfloat16 come back as float16")
+    core = openvino.Core()
+    options = {"INFERENCE_PRECISION_HINT": "f32"}
+    return core.compile_model(core.read_model(model.SerializeToString()), "CPU", options)([*arrays.values()])[0]
+
+
+def attention_in(run: Callable[[Any, Mapping[str, Any]], Any]) -> Callable[..., Any]:
+    """Return how an engine computes ONNX's operator Attention."""
+
+    def attention(
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        is_causal: bool = False,
+        scale: float | None = None,
+        softcap: float | None = None,
+    ) -> Any:
+        arrays = {"query": query, "key": key, "value": value}
+        if attn_mask is not None:  # ONNX pads a shorter mask, and so does not repeat the one of a column
+            shape = *attn_mask.shape[:-2], query.shape[-2], key.shape[-2]
+            arrays["attn_mask"] = np.broadcast_to(attn_mask, shape)
+        options = {"is_causal": int(is_causal), "scale": scale, "softcap": softcap}
+        return run(model_of("Attention", arrays, options), arrays)
+
+    return attention
+
+
+onnx_attention, evaluated, openvino_attention = map(attention_in, (in_onnxruntime, in_evaluator, in_openvino))
+
+
+def multi_head(
+    query: Any, key: Any, value: Any, bias: Any = None, is_causal: bool = False, scale: float | None = None
+) -> Any:
+    """MultiHeadAttention of com.microsoft, in onnxruntime."""
+    heads = query.shape[1]
+    tokens = {"query": query, "key": key, "value": value}
+    arrays = {name: x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], -1) for name, x in tokens.items()}
+    inputs = [*arrays] if bias is None else [*arrays, "", "", "bias"]
+    arrays |= {} if bias is None else {"bias": bias}
+    options = {"num_heads": heads, "scale": scale, "unidirectional": int(is_causal)}
+    output = in_onnxruntime(model_of("MultiHeadAttention", arrays, options, inputs=inputs), arrays)
+    return output.reshape(*output.shape[:2], heads, -1).swapaxes(1, 2)
 
 
 def verdict_of(name: str) -> dict[str, Any]:
@@ -110,7 +172,11 @@ def main(names: list[str]) -> int:
     kept = json.loads(RESULTS.read_text("utf-8"))["verdicts"] if RESULTS.exists() and names else {}
     for name in names or JUDGED:
         command = [sys.executable, "-m", "quality.judged", "--one", name]
-        environment = os.environ | {"KERAS_BACKEND": "numpy"}
+        release = FOLDER / name.rpartition(" ")[2]
+        environment = os.environ | {
+            "KERAS_BACKEND": "numpy",
+            "PYTHONPATH": str(release) if release.is_dir() else "",
+        }
         run = subprocess.run(command, env=environment, capture_output=True, text=True)
         if run.returncode:
             print(f"{name}: {run.stderr[-500:]}")
