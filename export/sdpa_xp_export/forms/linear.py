@@ -12,6 +12,7 @@ from typing import Any, cast
 from sdpa_xp import CausalConvState, LinearAttentionState
 from sdpa_xp._checks.arrays import LHE, check_one_kind
 from sdpa_xp._checks.linear import LinearShapes, check_convolution, check_linear_arrays, check_linear_shapes
+from sdpa_xp._linear.chunks import Tokens, attend
 from sdpa_xp.errors import ArgumentValueError
 
 from .. import _arrays as xp
@@ -57,16 +58,10 @@ def _write_attention(graph: Graph, values: Values, rules: Mapping[str, Any], rea
     call = check_linear_shapes(graph.function, cast(Any, shapes), dtype, **rules)
     reason = reason or _unsupported_shapes(call, values)
     if reason is not None:
-        if isinstance(call.sizes.queries, int):
-            return NotImplemented
-        rule = "the length of `query` (L) must be a number if no operator computes linear attention"
-        raise ArgumentValueError(graph.function, rule, {"L": call.sizes.queries, "reason": reason})
-    heads_first = {name: _heads_first(value, call.layout) for name, value in values.items() if name != "state"}
-    key = heads_first["key"]
-    for name in heads_first.keys() & {"decay", "beta"}:
-        shape = (*key.shape[:-1], heads_first[name].shape[-1])
-        heads_first[name] = xp.broadcast_to(heads_first[name], shape)
-    inputs = {name: packed(value) for name, value in heads_first.items()}
+        return (
+            NotImplemented if isinstance(call.sizes.queries, int) else _write_scan(graph, call, values, dtype)
+        )
+    inputs = {name: packed(value) for name, value in _heads_first(call, values, "float32").items()}
     if "state" in values:
         inputs["state"] = values["state"].astype("float32")
     width = int(values["value"].dims[-1])
@@ -85,7 +80,47 @@ def _write_attention(graph: Graph, values: Values, rules: Mapping[str, Any], rea
         update_rule=call.rule,
         scale=call.scale,
     )
-    result = unpacked(output, call.sizes.query_heads)
+    return _returned(call, values, unpacked(output, call.sizes.query_heads), state)
+
+
+def _write_scan(graph: Graph, call: LinearShapes, values: Values, dtype: str) -> Any:
+    """query, key, value -> Scan over the tokens, one by one, in the library's own code."""
+    shapes = {f"{name}.shape": values[name].dims for name in ("query", "key", "value")}
+    if len({(len(shape) > 2, shape[:-3]) for shape in shapes.values()} | {(True, call.sizes.batch)}) > 1:
+        rule = "inputs with an open length (L) must have heads and one batch where no operator computes them"
+        raise ArgumentValueError(graph.function, rule, shapes)
+    tokens = _heads_first(call, values, dtype)
+    query, state = tokens["query"], values.get("state")
+    group, widths = (call.sizes.heads, call.sizes.group), map(int, call.state_shape[-2:])
+    tokens = {name: xp.expand_dims(value, axis=-3) for name, value in tokens.items()}
+    tokens["query"] = xp.reshape(query, (*query.shape[:-3], *group, *query.shape[-2:])) * call.scale
+    axes = tokens["key"].shape[:-2]
+    shape = (*axes, 1, *widths)
+    zeros = graph.operand(xp.zeros(shape, dtype=dtype))
+    start = zeros if state is None else xp.reshape(state.astype(dtype), shape)
+    # In front is a token of zeros, which changes no state: onnxruntime's Scan fails if there is no token.
+    moved = {name: xp.moveaxis(value, -2, 0) for name, value in tokens.items()}
+    moved = {n: xp.concat([xp.zeros((1, *x.shape[1:]), dtype=dtype), x], axis=0) for n, x in moved.items()}
+    body = graph.loop_body()
+    before = body.input("State", dtype, start.dims)
+    of_one = {name: body.input(name.title(), dtype, value.dims[1:]) for name, value in moved.items()}
+    one = Tokens(*(xp.expand_dims(of_one[n], axis=-2) if n in of_one else None for n in Tokens._fields))
+    output, after = attend(xp, one, before, 1)
+    output = xp.squeeze(output, axis=-2)
+    last, outputs = graph.add_many(
+        "Scan",
+        start,
+        *moved.values(),
+        outputs=[(dtype, start.dims), (dtype, (moved["query"].dims[0], *output.dims))],
+        body=body.subgraph([body.copy(after), body.copy(output)]),
+        num_scan_inputs=len(moved),
+    )
+    joined = xp.moveaxis(outputs[1:, ...], 0, -2)
+    result = xp.reshape(joined, (*joined.shape[:-4], call.sizes.query_heads, *joined.shape[-2:]))
+    return _returned(call, values, result, xp.reshape(last, (*axes[:-1], *shape[-2:])))
+
+
+def _returned(call: LinearShapes, values: Values, result: GraphValue, state: GraphValue) -> Any:
     result = xp.moveaxis(result, -2, -3) if call.layout == LHE else result
     return LinearAttentionState(result.astype(values["query"].elem_type), state)
 
@@ -100,9 +135,15 @@ def _unsupported_shapes(call: LinearShapes, values: Values) -> str | None:
     return "the operator reads a scale of 0 as no scale" if call.scale == 0 else None
 
 
-def _heads_first(value: GraphValue, layout: str) -> GraphValue:
-    value = value.astype("float32")
-    return xp.moveaxis(value, -2, -3) if layout == LHE and value.ndim > 2 else value
+def _heads_first(call: LinearShapes, values: Values, dtype: str) -> Values:
+    """Return the tokens (..., heads, L, width) in a dtype, decay and beta for each token of each head."""
+    tokens = {name: value.astype(dtype) for name, value in values.items() if name != "state"}
+    if call.layout == LHE:
+        tokens = {n: xp.moveaxis(x, -2, -3) if x.ndim > 2 else x for n, x in tokens.items()}
+    shape = tokens["key"].shape[:-1]
+    for name in tokens.keys() & {"decay", "beta"}:
+        tokens[name] = xp.broadcast_to(tokens[name], (*shape, tokens[name].shape[-1]))
+    return tokens
 
 
 def _write_convolution(graph: Graph, values: Values, rules: Mapping[str, Any], reason: str | None) -> Any:

@@ -116,11 +116,47 @@ def test_a_step_of_decoding_runs_in_a_jit() -> None:
     np.testing.assert_allclose(past, expected.state, atol=2e-6)
 
 
+SCANNED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    **{f"primitive, {rule}": (rule, "float32", {"form": "primitive"}) for rule in RULES},
+    "no operator": ("gated_delta", "float32", {"runtime": OLD}),
+    "any program": ("gated_delta", "float16", {"runtime": "onnx"}),
+    "scale": ("delta", "float32", {"scale": 0}),
+    "float64": ("gated", "float64", {}),
+}
+
+
+@pytest.mark.parametrize("case", SCANNED)
+def test_open_lengths_without_an_operator_are_a_scan(case: str) -> None:
+    """Also of no token at all, which returns the state."""
+    rule, dtype, options = SCANNED[case]
+    named, rules = specs(rule, "L", dtype), {"scale": 0} if "scale" in options else {}
+    model = to_onnx(layer, **named, **options)
+    assert operators(model) == []
+    assert [node.op_type for node in model.graph.node].count("Scan") == 1
+    drawn = {name: draw for name, draw in DRAW.items() if name in named}
+    assert verify_layer(model, layer, draw=drawn, **rules).agrees
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    arrays = draw(rule, 0, dtype)
+    output, state = session.run(None, {"past" if name == "state" else name: x for name, x in arrays.items()})
+    assert output.shape[-2] == 0
+    np.testing.assert_array_equal(state, arrays["state"])
+
+
+@pytest.mark.parametrize("batch", ["B", 2])
+def test_a_scan_has_either_layout_and_no_state(batch: int | str) -> None:
+    heads = {"query": (4, 8), "key": (2, 8), "value": (2, 5)}
+    shapes: dict[str, Any] = {name: (batch, "L", *last) for name, last in heads.items()} | {"decay": (1, 2, 1)}
+    named = {name: TensorSpec("float32", shape) for name, shape in shapes.items()}
+    model = to_onnx(layer, **named, layout="...LHE", form="primitive")
+    drawn = {"key": DRAW["key"], "decay": lambda rng, shape: -rng.random(shape)}
+    assert verify_layer(model, layer, draw=drawn, layout="...LHE").agrees
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "no operator": ({"runtime": OLD}, "the operator was tried on the CPU of onnxruntime 1.27 and later"),
-    "a form of primitives": ({"form": "primitive"}, "`form` is 'primitive'"),
-    "scale": ({"scale": 0}, "reads a scale of 0 as no scale"),
-    "float64": (specs("gated_delta", "L", "float64"), "does not compute float64"),
+    "batches": (
+        {"form": "primitive", "key": TensorSpec("float32", (1, 2, "L", 8))},
+        "must have heads and one batch",
+    ),
     "rule": ({"rule": "linear"}, "takes no `decay`"),
     "state": ({"past": TensorSpec("float32", ("B", 2, 8, 4))}, "`state` must have the shape"),
     "dtype": ({"beta": TensorSpec("float16", ("B", 2, "L", 1))}, "must have one dtype"),
@@ -128,10 +164,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_open_lengths_without_an_operator_are_refused(case: str) -> None:
+def test_open_lengths_are_refused(case: str) -> None:
     changed, words = REFUSED[case]
     with pytest.raises((TypeError, ValueError), match=r"^to_onnx: ") as caught:
         to_onnx(layer, **{**specs("gated_delta", "L"), **changed})
     assert words in str(caught.value)
-    if "reason" in str(caught.value):
-        assert "(L) must be a number if no operator computes linear attention; got L=L" in str(caught.value)
