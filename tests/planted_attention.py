@@ -266,6 +266,31 @@ FAULTS: dict[str, dict[str, Step]] = {
     "sinks are scaled": {"sinks": lambda s, factor: s * np.asarray(factor, s.dtype)},
     "sinks count twice": {"total sink": lambda t, s, m: t + np.exp(s - m)},
     "sinks are dropped": {"sinks": lambda s, _: s * 0 - np.inf},
+    "sinks in float32": {"sinks": lambda s, _: s.astype(np.float32).astype(s.dtype)},
+    "positions in bfloat16": {
+        "causal": lambda c, pairs: (
+            half(np.arange(pairs[-2], dtype=np.float32))[:, None]
+            >= half(np.arange(pairs[-1], dtype=np.float32))
+        )
+    },
+    "padding of 16 enters the maximum": {
+        "largest": lambda m, scores, _: np.maximum(m, m.dtype.type(0)) if scores.shape[-1] % 16 else m
+    },
+    "a masked last tile empties its rows": {
+        "output": lambda o, v, a: o * a[..., (a.shape[-1] - 1) // 16 * 16 :].any(axis=-1)[..., None]
+    },
+    "a mask of pairs is one of the batch": {
+        "mask": lambda m, pairs, _: (
+            m[:, None, None, :] if m.ndim == 2 and m.shape[0] == pairs[0] > 1 < len(pairs) - 2 else m
+        )
+    },
+    "the mask has no strides": {"mask": lambda m, *_: np.ravel(m, order="K").reshape(m.shape)},
+    "wide values of a second tile are lost": {
+        "output": lambda o, v, a: np.where(np.arange(o.shape[-1]) < 64, o, 0) if v.shape[-2] > 64 else o
+    },
+    "bfloat16 by way of float16": {
+        "result": lambda o: o.astype(np.float16).astype(o.dtype) if o.dtype == ml_dtypes.bfloat16 else o
+    },
     "a large output is cut": {"result": lambda o: np.clip(o, -1e4, 1e4)},
     "the result is rounded to bfloat16": {"result": half},
 }

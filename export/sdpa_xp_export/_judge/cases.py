@@ -148,11 +148,12 @@ class HardCase:
                     allowed &= ~np.isin(keys, value)
                 case "empty":  # queries without a key
                     allowed &= ~np.isin(queries, value)
-                case "axes":
+                case "axes" | "memory":
                     pass
                 case _:
                     raise ValueError(f"a mask of {FILE.name} has no rule {name!r}")
-        return np.asarray(allowed[tuple(slice(n) for n in _padded(shape, self.pairs))].reshape(shape))
+        mask = np.asarray(allowed[tuple(slice(n) for n in _padded(shape, self.pairs))].reshape(shape))
+        return _in_memory(mask, rule.get("memory", ""))
 
     def _bias(self, rule: Mapping[str, Any], dtype: str) -> NDArray[Any]:
         """Return the bias with the axes that the rule names, and `is` where `where` is False."""
@@ -225,7 +226,13 @@ def _padded(shape: tuple[int, ...], pairs: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _in_memory(x: NDArray[Any], layout: str) -> NDArray[Any]:
-    """Return the same numbers as a view: with gaps, with other axes first, or behind other numbers."""
+    """Return the same numbers as a view: with gaps, other axes first, backwards; or one number, repeated."""
+    if layout == "backwards":
+        return np.ascontiguousarray(x[..., ::-1])[..., ::-1]
+    if layout == "repeated":
+        return np.lib.stride_tricks.as_strided(x, x.shape, (0,) * x.ndim)
+    if layout == "columns":
+        return np.swapaxes(np.ascontiguousarray(np.swapaxes(x, -1, -2)), -1, -2)
     if layout == "transposed":
         return np.swapaxes(np.ascontiguousarray(np.swapaxes(x, -2, -3)), -2, -3)
     if not layout:

@@ -23,7 +23,7 @@ from .._backends import LIBRARIES, Backend, find_backends
 from .._runtime import session
 from .._runtime.releases import PROVIDERS
 from .cases import Arrays, HardCase, data
-from .semantics import GRADIENTS
+from .semantics import GRADIENTS, OF_OPTIONS
 
 LAYOUTS = ("...HLE", "...LHE")
 SHARED = ("float16", "float32", "float64")
@@ -65,7 +65,7 @@ class JudgedFunction:
         options = self._keywords(case, arrays, answers)
         keywords = {k: self._put(x) for k, x in options.items()}
         if "gradients" in case.outputs:
-            return self._gradients(arrays, keywords)
+            return self._gradients(case, arrays, keywords)
         tokens = [self._put(self._laid_out(arrays[name])) for name in GRADIENTS]
         passed = dict(zip(GRADIENTS, tokens, strict=True))
         passed |= {k: keywords[k] for k, x in options.items() if isinstance(x, np.ndarray)}
@@ -122,7 +122,8 @@ class JudgedFunction:
     def _put(self, x: Any) -> Any:
         if not isinstance(x, np.ndarray):
             return x
-        if self.backend.name == "torch" and not x.flags.c_contiguous and x.dtype.name in SHARED:
+        is_view = not x.flags.c_contiguous and min(x.strides, default=0) >= 0
+        if self.backend.name == "torch" and is_view and x.dtype.name in SHARED:
             return importlib.import_module("torch").from_numpy(x)  # with its strides
         return self.backend.put(x)
 
@@ -130,23 +131,32 @@ class JudgedFunction:
         """Return an array with its heads where the function has them; the same swap leads back."""
         return np.swapaxes(x, -2, -3) if self.layout == "...LHE" and x.ndim > 2 else x
 
-    def _gradients(self, arrays: Arrays, keywords: Arrays) -> dict[str, NDArray[Any]]:
-        tokens = [self._put(self._laid_out(arrays[name])) for name in GRADIENTS]
-        cotangent = self._put(self._laid_out(arrays["cotangent"]))
+    def _gradients(self, case: HardCase, arrays: Arrays, keywords: Arrays) -> dict[str, NDArray[Any]]:
+        tokens = {name: self._put(self._laid_out(arrays[name])) for name in GRADIENTS}
+        cotangent, options = self._put(self._laid_out(arrays["cotangent"])), dict[str, Any]()
+        if OF_OPTIONS in case.outputs:
+            words = {name: self.names.get(name) or self.names["mask"] for name in ("bias", "sinks")}
+            options = {name: keywords[word] for name, word in words.items() if arrays[name] is not None}
+            keywords = {word: x for word, x in keywords.items() if word not in words.values()}
+        leaves = tokens | options
+
+        def output(*values: Any) -> Any:
+            more = {words[name]: x for name, x in zip(options, values[3:], strict=True)}
+            return self._first(self.function(*values[:3], **keywords, **more))
+
         if self.backend.name == "torch" and not self.is_model:
-            for x in tokens:
+            for x in leaves.values():
                 x.requires_grad_()
-            self._first(self.function(*tokens, **keywords)).backward(cotangent)
+            output(*leaves.values()).backward(cotangent)
             # No gradient of a number that has one is as wrong as NaN.
-            gradients = [x.new_full(x.shape, math.nan) if x.grad is None else x.grad for x in tokens]
+            gradients = [x.new_full(x.shape, math.nan) if x.grad is None else x.grad for x in leaves.values()]
         elif self.backend.name == "jax":
             jax = importlib.import_module("jax")
-            pullback = jax.vjp(lambda *x: self._first(self.function(*x, **keywords)), *tokens)[1]
-            gradients = pullback(cotangent)
+            gradients = jax.vjp(output, *leaves.values())[1](cotangent)
         else:
             raise LacksError("gradients of torch and JAX are judged")
-        arrays_out = (self._laid_out(self.backend.get(x)) for x in gradients)
-        return {f"d {name}": x for name, x in zip(GRADIENTS, arrays_out, strict=True)}
+        got = {name: self.backend.get(x) for name, x in zip(leaves, gradients, strict=True)}
+        return {f"d {name}": self._laid_out(x) if name in GRADIENTS else x for name, x in got.items()}
 
     @staticmethod
     def _first(result: Any) -> Any:

@@ -18,7 +18,7 @@ from .._verify.judging import Compared, judge_rows
 from ..report import Agreement
 from .cases import HardCase, all_cases, data, questions
 from .function import ChangedError, JudgedFunction, LacksError
-from .semantics import LACKS, LEAKS, REFUSED, WRONG, expected, is_judged
+from .semantics import BOOLEAN, LACKS, LEAKS, REFUSED, WRONG, expected, is_judged
 from .verdict import Answer, Fault, NotJudged, Verdict
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
@@ -92,8 +92,10 @@ class Judgement:
         """Ask the questions of the file, one after the other: each builds on the answers before it."""
         profile = []
         for entry in data()["questions"]:
-            answer = self._answer(questions()[entry["question"]], entry["field"], entry["answers"])
-            self.answers[entry["field"]] = answer
+            case, field = questions()[entry["question"]], entry["field"]
+            no_floats = case.bias is not None and self.answers.get("floating") in BOOLEAN
+            answer = LACKS if no_floats else self._answer(case, field, entry["answers"])
+            self.answers[field] = answer
             profile.append(Answer(entry["question"], answer, entry["answers"][0], entry["rule"]))
         return (*profile, self._kept_dtype(data()["dtype"]))
 
@@ -247,11 +249,11 @@ def _kind(case: HardCase) -> str:
 
 
 def _smaller(case: HardCase) -> Iterator[HardCase]:
-    """Yield cases that are smaller in one respect: halves first, then one less."""
+    """Yield cases that are smaller in one respect: halves first, then three quarters and one less."""
     for name in ("batch", "lengths", "widths"):
         numbers = getattr(case, name)
         for n, number in enumerate(numbers):
-            for less in dict.fromkeys((1, number // 2, number - 1)):
+            for less in dict.fromkeys((1, number // 2, number - number // 4, number - 1)):
                 if 0 < less < number:
                     smaller: dict[str, Any] = {name: (*numbers[:n], less, *numbers[n + 1 :])}
                     yield replace(case, **smaller)

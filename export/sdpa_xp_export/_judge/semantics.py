@@ -28,16 +28,21 @@ REFUSED, LACKS, WRONG = "refused", "no such argument", "none of these"
 LEAKS = "reaches queries that mask it"
 """It has no expected numbers: a NaN anywhere is this answer."""
 ALIGNMENTS = ("upper left", "lower right")
-NOT_ZERO = "not 0 may attend"
-"""The function has boolean masks alone, and reads a floating one as if it were one."""
+BOOLEAN = {"not 0 may attend": True, "0 may attend": False}
+"""The function has boolean masks alone, and reads a floating one as one: whether what is not 0 may attend."""
 GRADIENTS = ("query", "key", "value")
+OF_OPTIONS = "gradients of options"
+"""An output: those of the bias and of the sinks, too."""
 
 
 def is_judged(case: HardCase, answers: Answers) -> bool:
     """Return whether it is known what the case should give: a NaN that leaks may reach anything."""
     if case.heads[:1] != case.heads[-1:] and "gradients" in case.outputs and answers.get("groups") == "h % H":
         return False
-    if case.bias is not None and answers.get("floating") == NOT_ZERO:
+    if case.bias is not None and answers.get("floating") in BOOLEAN:
+        return False
+    is_capped = case.bias is not None and "softcap" in case.options
+    if is_capped and OF_OPTIONS in case.outputs and answers.get("order") == "bias, softcap":
         return False
     contract = {entry["field"]: entry["answers"][0] for entry in data()["questions"]}
     masks_some = answers.get("unasked") in ALIGNMENTS and "R26" in case.rules
@@ -59,7 +64,7 @@ def _expected(case: HardCase, dtype: str, answered: tuple[tuple[str, str], ...])
         return {"output": ExpectedRows(output, output)}
     arguments = _arguments(case, arrays, answers)
     rows: dict[str, ExpectedRows] = {}
-    outputs = [name for name in case.outputs if name != "gradients"]
+    outputs = [name for name in case.outputs if not name.startswith("gradients")]
     if outputs:
         rows = expected_rows(outputs, arguments, dtype)
         if case.equal:
@@ -69,6 +74,8 @@ def _expected(case: HardCase, dtype: str, answered: tuple[tuple[str, str], ...])
             by_mask = ~_attended(case, arguments, by_mask=True)
             meant = np.where(by_mask, answers.get("empty", "0"), answers.get("empty by -inf", "0"))
             rows["output"] = _with_empty_rows(rows["output"], arguments, without, meant)
+    if "lse" in rows and answers.get("lse") == "in base 2":
+        rows["lse"] = _scaled(rows["lse"], 1 / math.log(2))
     if "gradients" in case.outputs:
         rows |= _gradients(case, arguments, arrays["cotangent"], dtype)
     return rows
@@ -87,8 +94,8 @@ def _arguments(case: HardCase, arrays: Arrays, answers: Answers) -> Arrays:
         queries, keys = case.lengths
         causal = np.tri(queries, keys, keys - queries if alignment == "lower right" else 0, dtype=bool)
         allowed = causal if allowed is None else allowed & causal
-    if bias is not None and answers.get("floating") == NOT_ZERO:
-        allowed, bias = np.asarray(bias != 0), None
+    if bias is not None and (wanted := BOOLEAN.get(answers.get("floating", ""))) is not None:
+        allowed, bias = np.asarray((bias != 0) == wanted), None
     if bias is not None and answers.get("finfo.min") == "masks":
         bias = np.where(bias == finfo(bias.dtype).min, -np.inf, bias)
     softcap = case.options.get("softcap")
@@ -132,16 +139,25 @@ def _with_empty_rows(
     return replace(rows, **arrays)
 
 
+def _scaled(rows: ExpectedRows, factor: float) -> ExpectedRows:
+    """Return the rows in another unit."""
+    names = ("reference", "textbook", "magnitude", "terms", "spread")
+    return replace(rows, **{name: x * factor for name in names if (x := getattr(rows, name)) is not None})
+
+
 def _gradients(
     case: HardCase, arguments: Arrays, cotangent: NDArray[Any], dtype: str
 ) -> dict[str, ExpectedRows]:
-    """Return the gradients of sum(output * cotangent), of scores without a softcap."""
+    """Return the gradients of sum(output * cotangent); of bias and sinks, if the case asks for them."""
     weights = attention_and_scores(**arguments)[2]
+    names = [*GRADIENTS]
+    if OF_OPTIONS in case.outputs:
+        names += [name for name in ("bias", "sinks") if name in case.options or getattr(case, name, None)]
     exact, sizes = _pulled_back(case, arguments, weights, cotangent, "float64")
     tokens = {name: arguments[name].astype(numpy_dtype(dtype)) for name in GRADIENTS}
     rounded = np.asarray(stages(numpy_namespace, **arguments | tokens)["weights"])
     textbook, _ = _pulled_back(case, arguments, rounded, cotangent, dtype)
-    return {f"d {name}": ExpectedRows(exact[name], textbook[name], terms=sizes[name]) for name in GRADIENTS}
+    return {f"d {name}": ExpectedRows(exact[name], textbook[name], terms=sizes[name]) for name in names}
 
 
 def _pulled_back(
@@ -154,12 +170,18 @@ def _pulled_back(
     )
     group = case.heads[0] // k.shape[-3] if case.heads else 1
     k, v = (np.repeat(x, group, axis=-3) if group > 1 else x for x in (k, v))
-    scale = np.asarray(arguments["scale"]).astype(q.dtype)
+    scale, softcap = np.asarray(arguments["scale"]).astype(q.dtype), arguments["softcap"]
+    slope: Any = 1.0
+    if softcap:
+        slope = 1 - np.tanh(q @ np.swapaxes(k, -1, -2) * scale / np.asarray(softcap, q.dtype)) ** 2
+    of_sink = 1 - np.sum(weights, axis=-1, keepdims=True)
+    shapes = {f"bias {n}": term.shape for n, term in enumerate(arguments["bias"]) if not callable(term)}
 
     def back(sign: Any, difference: Any) -> Arrays:
         pulled = sign(cotangent) @ np.swapaxes(sign(v), -1, -2)
         mean = np.sum(weights * pulled, axis=-1, keepdims=True)
-        of_scores = weights * difference(pulled, mean) * sign(scale)
+        of_biased = weights * difference(pulled, mean)
+        of_scores = of_biased * slope * sign(scale)
         of_keys = np.swapaxes(of_scores, -1, -2) @ sign(q), np.swapaxes(weights, -1, -2) @ sign(cotangent)
         shared = (
             x.reshape(*x.shape[:-3], x.shape[-3] // group, group, *x.shape[-2:]).sum(axis=-3)
@@ -167,6 +189,16 @@ def _pulled_back(
             else x
             for x in of_keys
         )
-        return dict(zip(GRADIENTS, (of_scores @ sign(k), *shared), strict=True))
+        others = {name.partition(" ")[0]: _summed_to(of_biased, shape) for name, shape in shapes.items()}
+        if arguments["sinks"] is not None:
+            others["sinks"] = _summed_to(difference(0, of_sink * mean)[..., 0], (case.heads[0], 1))[:, 0]
+        return dict(zip(GRADIENTS, (of_scores @ sign(k), *shared), strict=True)) | others
 
     return back(lambda x: x, np.subtract), back(np.abs, np.add)
+
+
+def _summed_to(x: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return the sums of x over the axes along which an array of that shape was repeated."""
+    whole = (1,) * (x.ndim - len(shape)) + shape
+    axes = tuple(n for n, length in enumerate(whole) if length == 1)
+    return np.asarray(np.sum(x, axis=axes, keepdims=True).reshape(shape))

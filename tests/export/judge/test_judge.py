@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import re
@@ -15,6 +16,8 @@ import numpy as np
 import pytest
 from internals import judge_cases_data, judge_semantics
 from planted_attention import FAULTS, RIGHT, attention
+from planted_gradients import FAULTS as GRADIENT_FAULTS
+from planted_gradients import attention as differentiable
 
 from sdpa_xp import attention_state, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, Verdict, export_attention, judge, judge_cases, save
@@ -145,8 +148,22 @@ def test_each_answer_of_the_file_is_given_by_a_function() -> None:
     entries = judge_cases_data.data()["questions"]
     other = {answer for entry in entries for answer in entry["answers"][1:]}
     assert other == {answer for *_, answer in OTHER_MEANINGS.values()} | {
-        *("upper left", "not 0 may attend"),
+        *("upper left", "not 0 may attend", "0 may attend", "in base 2"),
     }
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_function_with_boolean_masks_alone(wanted: bool) -> None:
+    """A floating one is read as one of these; so no case with a bias says anything, and no question."""
+
+    def theirs(query: Any, key: Any, value: Any, attn_mask: Any = None) -> Any:
+        return attention(query, key, value, None if attn_mask is None else (attn_mask != 0) == wanted)
+
+    verdict = judge(theirs, dtypes=["float32"])
+    profile = {a.question: a.answer for a in verdict.profile}
+    assert profile["A floating mask is"] == ("not 0 may attend" if wanted else "0 may attend")
+    assert profile["A bias of +inf makes its query"] == "no such argument"
+    assert verdict.agrees, verdict
 
 
 def test_garbage_for_a_masked_nan_is_wrong() -> None:
@@ -197,8 +214,27 @@ def test_log_sum_exp_is_judged() -> None:
         return theirs
 
     assert judge(with_lse(math.e), dtypes=["float32"]).agrees
-    faults = judge(with_lse(2.0), dtypes=["float32"]).faults
+    in_2 = judge(with_lse(2.0), dtypes=["float32"])
+    assert in_2.agrees, in_2
+    assert ("The log-sum-exp is", "in base 2") in {(a.question, a.answer) for a in in_2.departures}
+    faults = judge(with_lse(3.0), dtypes=["float32"]).faults
     assert {fault.what.partition("[")[0] for fault in faults} == {"lse"}
+
+
+LSE_FAULTS: dict[str, Callable[..., Any]] = {
+    "another head": lambda lse, sinks: np.sort(lse, axis=-2) if lse.ndim > 2 and lse.shape[-2] > 2 else lse,
+    "no sink": lambda lse, sinks: lse if sinks is None else np.log(np.exp(lse) - np.exp(sinks[:, None])),
+}
+
+
+@pytest.mark.parametrize("name", LSE_FAULTS)
+def test_a_fault_of_the_log_sum_exp_alone_is_found(name: str) -> None:
+    def theirs(query: Any, key: Any, value: Any, *, sinks: Any = None) -> Any:
+        state = attention_state(query, key, value, sinks=sinks)
+        return state.output, LSE_FAULTS[name](state.lse, sinks).astype(np.float32)
+
+    verdict = judge(theirs, dtypes=["float32"])
+    assert {fault.what.partition("[")[0] for fault in verdict.faults} == {"lse"}
 
 
 def test_another_dtype_is_said() -> None:
@@ -332,6 +368,19 @@ def test_gradients_of_torch_are_judged() -> None:
 
     verdict = judge(theirs, library="torch", dtypes=["float32"])
     assert {fault.what.partition("[")[0] for fault in verdict.faults if "gradients" in fault.case} == {"d key"}
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("name", ["", *GRADIENT_FAULTS])
+def test_a_planted_fault_of_a_backward_pass_is_found(name: str) -> None:
+    def theirs(query: Any, key: Any, value: Any, attn_mask: Any = None, **rules: Any) -> Any:
+        return differentiable(query, key, value, attn_mask, **rules, plant=GRADIENT_FAULTS.get(name))
+
+    theirs.__signature__ = inspect.signature(differentiable)  # type: ignore[attr-defined]
+    verdict = judge(theirs, library="torch", dtypes=["float32", "float16"])
+    cases = [fault.case for fault in verdict.faults if fault.case.startswith("gradients")]
+    assert len(cases) == len([fault for fault in verdict.faults if "NaN" not in fault.case])
+    assert bool(cases) == bool(name), verdict
 
 
 def test_a_case_names_rules_of_the_contract_and_draws_its_numbers_as_the_file_says() -> None:
