@@ -96,11 +96,19 @@ CASES: dict[str, Case] = {
     "function of bool": Case(lambda _: masks.from_function(lambda *_: False), J < 0),
     "neighbourhood": Case(
         lambda _: masks.neighbourhood((4, 3), 1, dilation=(1, 1)),
-        neighbours((4, 3), (1, 1), (1, 1), (False, False), "shifted")[:7, :11],
+        neighbours((4, 3), (3, 3), (1, 1), (False, False), (False, False), "shifted")[:7, :11],
     ),
     "neighbourhood cut and periodic": Case(
         lambda _: masks.neighbourhood((2, 6), (1, 1), dilation=(1, 2), periodic=(False, True), borders="cut"),
-        neighbours((2, 6), (1, 1), (1, 2), (False, True), "cut")[:7, :11],
+        neighbours((2, 6), (3, 3), (1, 2), (False, True), (False, False), "cut")[:7, :11],
+    ),
+    "neighbourhood of an even window": Case(
+        lambda _: masks.neighbourhood((3, 4), window=(2, 4), causal=(True, False)),
+        neighbours((3, 4), (2, 4), (1, 1), (False, False), (True, False), "shifted")[:7, :11],
+    ),
+    "neighbourhood with tokens in front": Case(
+        lambda _: masks.neighbourhood((9,), window=2, periodic=True, prefix_tokens=2),
+        neighbours((9,), (2,), (1,), (True,), (False,), "shifted", 2)[:7, :11],
     ),
     "tree": Case(lambda _: masks.tree(PARENTS, offset=3), ancestors(PARENTS, 3, 11)),
     "tree per entry": Case(

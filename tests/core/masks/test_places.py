@@ -18,12 +18,18 @@ def dense(mask: masks.Mask, queries: int, keys: int) -> np.ndarray:
     return np.asarray(masks.to_array(mask, (queries, keys)))
 
 
-@pytest.mark.parametrize("case", drawn_neighbourhoods(40), ids=str)
-def test_neighbourhood_at_every_border(case: tuple[Any, ...]) -> None:
-    shape, radius, dilation, periodic, borders = case
-    mask = masks.neighbourhood(shape, radius, dilation=dilation, periodic=periodic, borders=borders)
-    expected = neighbours(*case)
+@pytest.mark.parametrize("case", drawn_neighbourhoods(80), ids=str)
+@pytest.mark.parametrize("prefix_tokens", [0, 3])
+def test_neighbourhood_at_every_border(case: dict[str, Any], prefix_tokens: int) -> None:
+    mask = masks.neighbourhood(**case, prefix_tokens=prefix_tokens)
+    expected = neighbours(**case, prefix_tokens=prefix_tokens)
     np.testing.assert_array_equal(dense(mask, *expected.shape), expected)
+
+
+def test_a_radius_is_half_of_a_window() -> None:
+    by_radius = masks.neighbourhood((9, 11), (1, 2), dilation=2)
+    assert by_radius == masks.neighbourhood((9, 11), window=(3, 5), dilation=2)
+    assert by_radius != masks.neighbourhood((9, 11), window=(3, 4), dilation=2)
 
 
 @pytest.mark.usefixtures("tiles")
@@ -34,6 +40,10 @@ def test_neighbourhood_at_every_border(case: tuple[Any, ...]) -> None:
         (masks.neighbourhood((9, 11), 1, dilation=3, borders="cut"), 99),
         (masks.neighbourhood((9, 11), 1, periodic=(True, False)), 99),
         (masks.neighbourhood((4, 4, 5), 1, dilation=(1, 1, 1)), 80),
+        (masks.neighbourhood((9, 11), window=(4, 3), causal=(True, False)), 99),
+        (masks.neighbourhood((9, 11), window=(4, 2), periodic=(True, False), borders="cut"), 99),
+        (masks.neighbourhood((9, 11), window=(4, 2), dilation=2, prefix_tokens=3), 102),
+        (masks.neighbourhood((9, 11), window=(4, 1), causal=True, prefix_tokens=1), 100),
         (masks.blocks(np.random.default_rng(0).random((7, 9)) < 0.3, (13, 11)), 91),
         (masks.tree([-1, 0, 0, 1, 1, 4, -1, 6, 2, 3]), 10),
     ],
@@ -52,17 +62,19 @@ def test_tiles_leave_no_pair_out(rng: np.random.Generator, mask: masks.Mask, pla
 
 
 @pytest.mark.parametrize(
-    ("mask", "most"),
+    ("mask", "places", "most"),
     [
         # 512 queries are 8 rows of the image and need 14 rows of keys: 4 of 16 tiles of 256 keys.
-        (masks.neighbourhood((64, 64), 3), 4 / 16),
-        (masks.neighbourhood((64, 64), 3, periodic=(False, True)), 4 / 16),
-        (masks.blocks(np.eye(8, dtype=bool)), 2 / 16),
+        (masks.neighbourhood((64, 64), 3), 4096, 4 / 16),
+        (masks.neighbourhood((64, 64), 3, periodic=(False, True)), 4096, 4 / 16),
+        # And one of the first token, which itself attends to all keys.
+        (masks.neighbourhood((64, 64), 3, prefix_tokens=1), 4097, 7 / 16),
+        (masks.blocks(np.eye(8, dtype=bool)), 4096, 2 / 16),
     ],
     ids=str,
 )
-def test_tiles_without_pairs_are_skipped(mask: masks.Mask, most: float) -> None:
-    x = np.zeros((1, 4096, 8), F)
+def test_tiles_without_pairs_are_skipped(mask: masks.Mask, places: int, most: float) -> None:
+    x = np.zeros((1, places, 8), F)
     plan = explain(x, x, x, mask)
     assert 0 < plan.tiles <= most * plan.total_tiles
 
