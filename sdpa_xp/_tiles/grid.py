@@ -137,6 +137,10 @@ class CallGrid(Protocol):
     def put(self, numbers: Sequence[float], dtype: Dtype) -> Array:
         """Return a list of numbers as an array."""
 
+    def entry_numbers(self, count: int) -> Sequence[int]:
+        """Return the numbers of the grid's batch entries among `count`, or the one number of 1 for all."""
+        return range(count)
+
     def slice_entries(self, array: Array, axes: int, /) -> Array:
         """Return the part of `array` for the grid's batch entries; behind the batch axis stand `axes` axes."""
 

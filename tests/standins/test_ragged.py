@@ -29,6 +29,7 @@ SOME_QUERIES, SOME_KEYS = [5, 0, 3, 1, 1, 4], [7, 3, 0, 20, 2, 33]
 NEW_TOKENS, CACHED = [1, 3, 0, 2, 1, 4], [7, 3, 5, 20, 2, 33]
 REAL_KEYS, REAL_QUERIES, OFFSETS = [5, 3, 0, 11, 1, 30], [1, 0, 0, 1, 1, 2], [1, 0, 2, -1, 3, 20]
 OPEN = np.arange(6 * HEADS).reshape(6, HEADS, 1, 1) % 3 > 0
+BLOCKS = np.arange(6 * HEADS * 45).reshape(6, HEADS, 9, 5) % 7 % 3 > 0
 SLOPES = np.linspace(0, 1, 6 * HEADS).reshape(6, HEADS)
 TABLE = np.linspace(-1, 1, 8 * HEADS).reshape(8, HEADS)
 Place = Callable[[Any], Any]
@@ -43,6 +44,7 @@ OPTIONS: dict[str, Callable[[Place], dict[str, Any]]] = {
     "offsets in an array": lambda place: {"attn_mask": masks.causal(place(np.asarray(OFFSETS)))},
     "chunks": lambda _: {"attn_mask": masks.chunked(4)},
     "gaps": lambda _: {"attn_mask": ~masks.dilated(3)},
+    "blocks": lambda _: {"attn_mask": masks.blocks(BLOCKS, (4, 8))},
     "padding": lambda _: {"attn_mask": masks.padding(REAL_KEYS, REAL_QUERIES)},
     "padding in arrays": lambda place: {
         "attn_mask": masks.padding(*(place(np.asarray(lengths)) for lengths in (REAL_KEYS, REAL_QUERIES)))

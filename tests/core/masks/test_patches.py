@@ -160,3 +160,15 @@ def test_a_jit_reads_lists_of_keys_in_place_of_a_loop(rng: np.random.Generator, 
     )
     for gradient, expected in zip(of_mask, of_array, strict=True):
         np.testing.assert_allclose(gradient, expected, atol=1e-4)
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("left_out", [0, 2])
+def test_tokens_in_front_of_the_places_are_computed_in_ranges(rng: np.random.Generator, left_out: int) -> None:
+    """Also of a call that has as many tokens as there are places."""
+    mask, tokens = masks.neighbourhood((9, 8), window=(3, 4), prefix_tokens=2), 74 - left_out
+    arrays = draw(rng, *[(1, tokens, 8)] * 3)
+    assert not is_patched(*arrays, attn_mask=mask)
+    array = neighbours((9, 8), (3, 4), (1, 1), (False,) * 2, (False,) * 2, "shifted", 2)[:tokens, :tokens]
+    expected = scaled_dot_product_attention(*arrays, array)
+    np.testing.assert_allclose(scaled_dot_product_attention(*arrays, mask), expected, atol=1e-5)
