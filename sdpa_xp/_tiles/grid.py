@@ -18,7 +18,7 @@ from .._libraries.base import Library
 from .._libraries.protocols import Access, Array, Device, Dtype, Namespace, Shape
 
 if TYPE_CHECKING:  # few grids are on a device
-    from .on_device import BlockBounds, Questions
+    from .on_device import BlockBounds, PaddedLengths, Questions
 
 FAR = 2**62
 """Beyond any length."""
@@ -79,6 +79,11 @@ class CallGrid(Protocol):
     def batch_and_heads(self) -> Shape:
         """(..., Hq)."""
         return (*self.batch, self.heads)
+
+    @property
+    def padding(self) -> PaddedLengths | None:
+        """The lengths of the batch entries, if they are padded."""
+        return None
 
     def at_positions(self) -> Self:
         """Return the grid of tokens that have positions of their own."""

@@ -38,7 +38,8 @@ def blocks(table: Sequence[Sequence[Any]] | AnyArray, size: int | tuple[int, int
             (..., Hq, rows, columns) with tables for each batch entry, where Hq may be 1: nested lists or a
             boolean array.
         size: The tokens of a block, or its (queries, keys); the last block may be shorter. None
-            divides the L queries and the S keys equally, rounded up. In a cache, i and j count its tokens.
+            divides the L queries and the S keys equally, rounded up; on a GPU, sequences of unlike lengths need
+            a number. In a cache, i and j count its tokens.
 
     Returns:
         The mask. Tiles in which no block attends are skipped.
@@ -96,6 +97,9 @@ class Blocks(Mask):
             rule = "`attn_mask.table` must have one table, or one for each query head (Hq)"
             raise ArgumentValueError(grid.function, rule, {"tables": heads, "Hq": grid.heads})
         check_broadcasts(grid.function, "attn_mask.table", (*batch,), grid.batch, THE_BATCH)
+        if self.size is None and grid.padding is not None:
+            rule = "`attn_mask.size` must be a number if sequences of unlike lengths are computed together"
+            raise ArgumentValueError(grid.function, rule, {"attn_mask.size": None})
         queries, keys = grid.lengths("attn_mask.table")  # a graph with a cache is refused
         sizes = (self._size(grid, 0, "L", queries, rows), self._size(grid, 1, "S", keys, columns))
         count, tables = math.prod(batch), joined(self.table, len(batch) + 1)

@@ -355,11 +355,12 @@ def test_a_function_of_the_caller_sees_no_padding() -> None:
         ({"attn_mask": masks.padding([5, 7])}, r"at most S; got attn_mask.key_lengths=5, S=4"),
         ({"attn_mask": masks.padding(None, [2, 5])}, r"at most L; got attn_mask.query_lengths=2, L=1"),
         ({"attn_mask": masks.document([0] * 5, [0] * 7)}, r"one integer for each token"),
+        ({"attn_mask": masks.blocks([[True]])}, r"`attn_mask.size` must be a number"),
         ({"attn_mask": np.ones((2, HEADS, 1, 7), bool)}, r"sequences may have different L and S"),
         ({"bias": np.ones((5, 1), "f4")}, r"sequences may have different L and S"),
         ({"scale": np.ones((2, HEADS, 5, 1), "f4")}, r"`scale` must broadcast"),
     ],
-    ids=["keys", "queries", "documents", "array of keys", "array of queries", "scale"],
+    ids=["keys", "queries", "documents", "blocks", "array of keys", "array of queries", "scale"],
 )
 def test_what_fits_only_the_longest_is_refused(options: dict[str, Any], message: str) -> None:
     with cuda_tensors():
