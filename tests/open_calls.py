@@ -123,6 +123,13 @@ MASKS = {
     "tree": _masked(masks.tree(TREE, offset="lower_right"), fixed="L"),
     "tree, moved": _masked(masks.tree(TREE, offset=2), fixed="L"),
     "neighbourhood": _masked(masks.neighbourhood((4, 5), 1), most=20),
+    "neighbourhood, even and causal": _masked(
+        masks.neighbourhood((4, 5), window=(2, 3), causal=(True, False), prefix_tokens=1), most=21
+    ),
+    "blocks, of entries": _masked(
+        masks.blocks([[[[True, False, True]]], [[[False, True, True]]]], 24), fixed="B"
+    ),
+    "tree, of each entry": _masked(masks.tree([TREE, [-1, 0, 1, 2, 3]], offset=2), fixed="BL"),
     "keys": Row(lambda x: {"attn_mask": masks.keys(x)}, ("B1LT ids",)),
     "keys, blocks": Row(lambda x: {"attn_mask": masks.keys(x, (1, 2)) & masks.causal()}, ("BHLE ids",)),
     "function": _masked(masks.from_function(_is_third)),

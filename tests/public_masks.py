@@ -24,7 +24,7 @@ CALLS: dict[Callable[..., Mask], dict[str, Any]] = {
     masks.from_array: {"boolean": np.tril(np.ones((5, 5), bool))},
     masks.from_function: {"mask_mod": is_earlier},
     masks.keys: {"indices": np.asarray([[0, -1], [1, 0], [2, 2], [-1, -1], [4, 0]])},
-    masks.neighbourhood: {"shape": (5,), "radius": 1},
+    masks.neighbourhood: {"shape": (2, 2), "window": 2, "causal": (True, False), "prefix_tokens": 1},
     masks.padding: {"key_lengths": [3, 5]},
     masks.prefix: {"length": 3},
     masks.sliding_window: {"left": 2, "right": 0},

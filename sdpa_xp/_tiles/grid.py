@@ -18,7 +18,7 @@ from .._libraries.base import Library
 from .._libraries.protocols import Access, Array, Device, Dtype, Namespace, Shape
 
 if TYPE_CHECKING:  # few grids are on a device
-    from .on_device import BlockBounds, Questions
+    from .on_device import BlockBounds, PaddedLengths, Questions
 
 FAR = 2**62
 """Beyond any length."""
@@ -80,6 +80,11 @@ class CallGrid(Protocol):
         """(..., Hq)."""
         return (*self.batch, self.heads)
 
+    @property
+    def padding(self) -> PaddedLengths | None:
+        """The lengths of the batch entries, if they are padded."""
+        return None
+
     def at_positions(self) -> Self:
         """Return the grid of tokens that have positions of their own."""
         return replace(self, has_positions=True)
@@ -136,6 +141,10 @@ class CallGrid(Protocol):
 
     def put(self, numbers: Sequence[float], dtype: Dtype) -> Array:
         """Return a list of numbers as an array."""
+
+    def entry_numbers(self, count: int) -> Sequence[int]:
+        """Return the numbers of the grid's batch entries among `count`, or the one number of 1 for all."""
+        return range(count)
 
     def slice_entries(self, array: Array, axes: int, /) -> Array:
         """Return the part of `array` for the grid's batch entries; behind the batch axis stand `axes` axes."""

@@ -206,6 +206,9 @@ class ScoreGrid(CallGrid):
             return library_of(integers).bounds(integers)
         return self.questions.ask(lambda: self.xp.stack([self.xp.min(integers), self.xp.max(integers)], axis=0))
 
+    def entry_numbers(self, count: int) -> Sequence[int]:
+        return range(count) if self.part is None or count == 1 else self.part.entries
+
     def slice_entries(self, array: Array, axes: int, /) -> Array:
         if self.part is None or array.ndim <= axes or array.shape[0] == 1:
             return array

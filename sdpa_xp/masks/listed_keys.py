@@ -24,6 +24,7 @@ from .algebra import Mask
 from .bands import Band, Chunked, Dilated
 from .lengths import KeysBefore
 from .patterns import AllOf, Joined, NoneOf, Pattern
+from .tables import rows_of_tables
 
 
 @explains_keywords
@@ -160,17 +161,8 @@ class ListedKeys(Pattern):
 
     def _of_tile(self, tile: Tile) -> Array:
         """Return the list of each query of a tile, (..., rows, k)."""
-        xp, grid = namespace_of(self.lists), tile.grid
-        numbers, stride = tile.row_index // self.size[0], self.blocks
-        for axis in range(-1, -1 - len(self.shape), -1):
-            if self.shape[axis] != 1:
-                group = self.heads // self.shape[-1] if axis == -1 else 1
-                first, last = 0, self.shape[axis] * group  # no `range`: a length may be a symbol of a compiler
-                if tile.leading is not None:
-                    first, last = tile.leading[axis].start, tile.leading[axis].stop
-                index = grid.arange(first, last) // group * stride
-                numbers = numbers + grid.in_all_axes(xp.reshape(index, (-1, *[1] * (1 - axis))))
-            stride *= self.shape[axis]
+        xp, rows = namespace_of(self.lists), tile.row_index // self.size[0]
+        numbers = rows_of_tables(tile, rows, self.shape, self.blocks, self.heads)
         of_rows = xp.take(self.lists, xp.reshape(numbers, (-1,)), axis=0)
         return xp.reshape(of_rows, (*numbers.shape[:-1], self.lists.shape[-1]))
 

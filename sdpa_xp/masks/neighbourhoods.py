@@ -14,7 +14,7 @@ from .._tiles import tuning
 from .._tiles.grid import CallGrid
 from .._tiles.key_lists import Patches
 from .._tiles.score_grid import ScoreGrid
-from .._tiles.tile import Allowed, Tile, both
+from .._tiles.tile import Allowed, Tile, both, either
 from ..errors import ArgumentTypeError, ArgumentValueError
 from .algebra import Mask
 from .patches import CutAxis, cut_space
@@ -27,29 +27,39 @@ NAME = "neighbourhood"
 @explains_keywords
 def neighbourhood(
     shape: Sequence[int],
-    radius: int | Sequence[int],
+    radius: int | Sequence[int] | None = None,
     *,
+    window: int | Sequence[int] | None = None,
     dilation: int | Sequence[int] = 1,
     periodic: bool | Sequence[bool] = False,
+    causal: bool | Sequence[bool] = False,
     borders: Literal["shifted", "cut"] = "shifted",
+    prefix_tokens: int = 0,
 ) -> Mask:
     """Return a mask of neighbours in space: a token attends to those around it, in 1, 2 or 3 dimensions.
 
-        neighbourhood((5,), 1)      borders="cut"      periodic=True
-            1 1 1 0 0               1 1 0 0 0          1 1 0 0 1
-            1 1 1 0 0               1 1 1 0 0          1 1 1 0 0
-            0 1 1 1 0               0 1 1 1 0          0 1 1 1 0
-            0 0 1 1 1               0 0 1 1 1          0 0 1 1 1
-            0 0 1 1 1               0 0 0 1 1          1 0 0 1 1
+        neighbourhood((5,), 1)   borders="cut"   periodic=True   causal=True   prefix_tokens=1
+            1 1 1 0 0            1 1 0 0 0       1 1 0 0 1       1 0 0 0 0     1 1 1 1 1 1
+            1 1 1 0 0            1 1 1 0 0       1 1 1 0 0       1 1 0 0 0     1 1 1 1 0 0
+            0 1 1 1 0            0 1 1 1 0       0 1 1 1 0       1 1 1 0 0     1 1 1 1 0 0
+            0 0 1 1 1            0 0 1 1 1       0 0 1 1 1       0 1 1 1 0     1 0 1 1 1 0
+            0 0 1 1 1            0 0 0 1 1       1 0 0 1 1       0 0 1 1 1     1 0 0 1 1 1
+                                                                               1 0 0 1 1 1
 
     Args:
         shape: The number of places along each axis, such as (height, width) of an image. The tokens lie in C
-            order: the last axis changes fastest. L and S are at most the product: the first places.
+            order: the last axis changes fastest. L and S are at most the product plus `prefix_tokens`.
         radius: How far a token sees on either side: 3 is a window of 7. One number, or one for each axis.
+        window: Instead of `radius`, the number of neighbours along an axis with the token itself, likewise. If
+            it is even, one more lies before the token than behind it, as with NATTEN's `kernel_size`.
         dilation: The distance between neighbours, at least 1, likewise.
         periodic: Whether the last place of an axis lies beside its first, as longitudes do, likewise.
-        borders: At the ends of an axis that is not periodic, "shifted" moves the window inwards, as in NATTEN;
-            "cut" leaves out what would lie outside.
+        causal: Whether the window of an axis ends at the token, as with NATTEN's `is_causal`, likewise. Such a
+            window is never moved, and holds fewer places at the start of the axis.
+        borders: At the ends of other axes that are not periodic, "shifted" moves the window inwards, as in
+            NATTEN; "cut" leaves out what would lie outside.
+        prefix_tokens: The number of tokens in front of the places, such as a class token and registers, which
+            attend to all tokens, and to which all attend.
 
     Returns:
         The mask. Tiles without neighbours are skipped.
@@ -57,7 +67,8 @@ def neighbourhood(
     Raises:
         TypeError: An argument is not of the types above.
         ValueError: `shape` has not 1 to 3 axes, an argument has not one element for each axis, there are more
-            tokens than places, or (2 * radius + 1) * dilation is above the length of an axis that is not cut.
+            tokens than places, `radius` and `window` are both passed or both missing, an axis is causal and
+            periodic, or window * dilation is above the length of an axis that is neither cut nor causal.
 
     Examples:
         >>> from sdpa_xp import masks
@@ -80,16 +91,29 @@ def neighbourhood(
     if not 1 <= len(lengths) <= 3:
         raise ArgumentValueError(NAME, "`shape` must have 1 to 3 axes", {"shape": shape})
     check_choice(NAME, "borders", borders, ("shifted", "cut"))
-    radii = tuple(check_integer(NAME, "radius", n, least=0) for n in _of_axes("radius", radius, len(lengths)))
-    steps = tuple(
-        check_integer(NAME, "dilation", n, least=1) for n in _of_axes("dilation", dilation, len(lengths))
+    if (radius is None) == (window is None):
+        rule = "`radius` or `window` must be passed, and not both"
+        raise ArgumentValueError(NAME, rule, {"radius": radius, "window": window})
+    if window is None:
+        radii = _of_axes("radius", cast("int | Sequence[int]", radius), len(lengths))
+        windows = [2 * check_integer(NAME, "radius", n, least=0) + 1 for n in radii]
+    else:
+        windows = [check_integer(NAME, "window", n, least=1) for n in _of_axes("window", window, len(lengths))]
+    steps = [check_integer(NAME, "dilation", n, least=1) for n in _of_axes("dilation", dilation, len(lengths))]
+    around, ordered = (
+        [check_flag(NAME, name, flag) for flag in _of_axes(name, flags, len(lengths))]
+        for name, flags in (("periodic", periodic), ("causal", causal))
     )
-    around = tuple(check_flag(NAME, "periodic", flag) for flag in _of_axes("periodic", periodic, len(lengths)))
-    mask = Neighbourhood(lengths, radii, steps, around, borders)
+    count = check_integer(NAME, "prefix_tokens", prefix_tokens, least=0)
+    if any(map(all, zip(around, ordered, strict=True))):
+        rule = "`causal` must be False along a periodic axis, where no place is the first"
+        raise ArgumentValueError(NAME, rule, {"causal": causal, "periodic": periodic})
+    of_axes = _shortest(windows), _shortest(steps), _shortest(around), _shortest(ordered)
+    mask = Neighbourhood(lengths, *of_axes, borders, count)
     for axis in mask.axes:
         if axis.kind != "cut" and axis.window * axis.step > axis.length:
-            rule = "`shape` must have room for the neighbours of a token: (2 * radius + 1) * dilation places"
-            got = {"shape": shape, "radius": radius, "dilation": dilation}
+            rule = "`shape` must have room for the neighbours of a token: window * dilation places"
+            got = {"shape": shape, "window": mask.window, "dilation": mask.dilation}
             is_shifted = axis.kind == "shifted"
             hint = 'borders="cut" leaves out neighbours that lie outside.' if is_shifted else ""
             raise ArgumentValueError(NAME, rule, got, hint)
@@ -107,6 +131,11 @@ def _of_axes(name: str, value: T | Sequence[T], count: int) -> Sequence[T]:
     return value
 
 
+def _shortest(values: Sequence[T]) -> T | tuple[T, ...]:
+    """Return one value if it is the same for all axes, so that equal masks have equal arguments."""
+    return values[0] if len({*values}) == 1 else (*values,)
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Neighbourhood(Mask, Pattern):
     """Made by `neighbourhood`."""
@@ -116,13 +145,15 @@ class Neighbourhood(Mask, Pattern):
     ignores_heads = True
     has_patches = True
     shape: tuple[int, ...]
-    radius: tuple[int, ...]
-    dilation: tuple[int, ...] = (1,)
-    periodic: tuple[bool, ...] = (False,)
+    window: int | tuple[int, ...]
+    dilation: int | tuple[int, ...] = 1
+    periodic: bool | tuple[bool, ...] = False
+    causal: bool | tuple[bool, ...] = False
     borders: Literal["shifted", "cut"] = "shifted"
+    prefix_tokens: int = 0
 
     def bind(self, grid: CallGrid) -> Pattern:
-        places = math.prod(self.shape)
+        places = math.prod(self.shape) + self.prefix_tokens
         for letter, count in zip("LS", grid.lengths("attn_mask.shape"), strict=True):
             if exceeds(grid.function, "attn_mask.shape", count, places):
                 rule = f"`attn_mask.shape` must have a place for each {'key' if letter == 'S' else 'query'}"
@@ -132,23 +163,28 @@ class Neighbourhood(Mask, Pattern):
 
     @property
     def axes(self) -> Iterator[Axis]:
-        inner = math.prod(self.shape)
-        for length, radius, step, around in zip(
-            self.shape, self.radius, self.dilation, self.periodic, strict=True
-        ):
+        inner, options = math.prod(self.shape), (self.window, self.dilation, self.periodic, self.causal)
+        of_axes = (x if isinstance(x, tuple) else (x,) * len(self.shape) for x in options)
+        for length, window, step, around, ordered in zip(self.shape, *of_axes, strict=True):
             inner //= length
-            yield Axis(length, radius, step, "periodic" if around else self.borders, inner)
+            left = window - 1 if ordered else window // 2
+            kind = "periodic" if around else "cut" if ordered else self.borders
+            yield Axis(length, left, window - 1 - left, step, kind, inner)
 
     @property
     def is_shared(self) -> bool:
         return True
 
     def patches(self, grid: ScoreGrid, others: tuple[Pattern, ...] = ()) -> Patches | None:
-        # Lists of keys are of a whole space: a call of a cache, or of some entries, reads ranges.
+        # Lists of keys are of a whole space: a call of a cache, or of some entries, reads ranges. So does one
+        # with tokens before the places, which attend to more keys than a list has.
         is_whole = grid.placement is None and grid.queries == grid.keys == math.prod(self.shape)
-        if others or not is_whole or grid.position.least or grid.part is not None:
+        if others or not is_whole or grid.position.least or grid.part is not None or self.prefix_tokens:
             return None
-        axes = [CutAxis(axis.length, axis.radius, axis.step, axis.kind == "periodic") for axis in self.axes]
+        axes = [
+            CutAxis(axis.length, axis.left, axis.right, axis.step, axis.kind == "periodic")
+            for axis in self.axes
+        ]
         size = tuning.ONE_CORE_PATCH if grid.access.uses_our_threads else tuning.ALL_CORES_PATCH
         return cut_space(axes, size, self)
 
@@ -156,12 +192,13 @@ class Neighbourhood(Mask, Pattern):
         if self.uniform(tile) is False:
             return False
         allowed: Allowed = True
+        query, key, before = tile.query_index, tile.key_index, self.prefix_tokens
         for axis in self.axes:
             if axis.has_all:
                 continue
-            of_queries, of_keys = (axis.places(index) for index in (tile.query_index, tile.key_index))
+            of_queries, of_keys = (axis.places(index - before if before else index) for index in (query, key))
             allowed = both(allowed, axis.allowed(tile.grid.xp, of_queries, of_keys))
-        return allowed
+        return either(allowed, (query < before) | (key < before)) if before else allowed
 
     def uniform(self, tile: Tile) -> bool | None:
         return None if self.key_range(tile) else False
@@ -181,9 +218,18 @@ class Neighbourhood(Mask, Pattern):
 
     def _near(self, first: int, last: int, among: range, *, widest: bool) -> range:
         """Return those `among` tokens that lie near the tokens from `first` to `last` along the first axis."""
-        axis = next(self.axes)  # it changes slowest: its neighbours are one range of tokens
-        start, stop = axis.near(first // axis.inner, last // axis.inner, widest=widest)
-        return range(max(among.start, start * axis.inner), min(among.stop, stop * axis.inner))
+        axis, before = (
+            next(self.axes),
+            self.prefix_tokens,
+        )  # it changes slowest: neighbours are one range of tokens
+        if first < before:
+            return among
+        places = ((token - before) // axis.inner for token in (first, last))
+        start, stop = (place * axis.inner + before for place in axis.near(*places, widest=widest))
+        near = range(max(among.start, start), min(among.stop, stop))
+        if among.start >= before:
+            return near
+        return range(among.start, max(near.stop if near else 0, min(among.stop, before)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +237,9 @@ class Axis:
     """One axis of the places: which of its places are neighbours."""
 
     length: int
-    radius: int
+    left: int
+    """The number of neighbours before a place."""
+    right: int
     step: int
     kind: Literal["shifted", "cut", "periodic"]
     inner: int
@@ -200,13 +248,13 @@ class Axis:
     @property
     def window(self) -> int:
         """The number of neighbours along the axis."""
-        return 2 * self.radius + 1
+        return self.left + 1 + self.right
 
     @property
     def has_all(self) -> bool:
         """Whether all places are neighbours of each other."""
         return self.step == 1 and (
-            self.radius >= self.length - 1 or (self.kind != "cut" and self.window == self.length)
+            min(self.left, self.right) >= self.length - 1 or (self.kind != "cut" and self.window == self.length)
         )
 
     def places(self, index: Array) -> Array:
@@ -218,30 +266,30 @@ class Axis:
         """Return whether a place of the axis is a neighbour of another one."""
         if self.kind == "periodic":
             ahead, behind = (key - query) % self.length, (query - key) % self.length
-            return self._within_reach(ahead) | self._within_reach(behind)
+            return self._within_reach(ahead, self.right) | self._within_reach(behind, self.left)
         # All neighbours of a place have its remainder when divided by `step`: they are one group.
         number, other, last = query, key, cast(Array, self.length - self.window)
         if self.step > 1:
             number, other = query // self.step, key // self.step
             last = (query % self.step * -1 + self.length - 1) // self.step + 1 - self.window  # of its group
-        first = number - self.radius
+        first = number - self.left
         if self.kind == "shifted":
             first = xp.where(first < 0, first * 0, first)  # zeros in a shape that a graph need not know
             first = xp.where(first > last, last, first)
         near = (other >= first) & (other < first + self.window)
         return near & (key % self.step == query % self.step) if self.step > 1 else near
 
-    def _within_reach(self, distance: Array) -> Array:
+    def _within_reach(self, distance: Array, reach: int) -> Array:
         # `== 0` would be a bool for type checkers.
-        return (distance <= self.radius * self.step) & (distance % self.step < 1)
+        return (distance <= reach * self.step) & (distance % self.step < 1)
 
     def near(self, first: int, last: int, *, widest: bool) -> tuple[int, int]:
         """Return the places, from the first up to the second, that have all neighbours of `first` to `last`.
 
         With `widest`, those whose neighbours they are: a shifted window reaches farther at a border.
         """
-        reach = self.radius * self.step
-        start, stop = first - reach, last + reach + 1
+        before, behind = (self.right, self.left) if widest else (self.left, self.right)
+        start, stop = first - before * self.step, last + behind * self.step + 1
         if self.kind == "periodic":
             return (start, stop) if start >= 0 and stop <= self.length else (0, self.length)
         if self.kind == "shifted":

@@ -18,7 +18,8 @@ class CutAxis(NamedTuple):
     """One axis of the places, and how many of them a patch has."""
 
     length: int
-    radius: int
+    left: int
+    right: int
     step: int
     """The distance of neighbours. The places of a patch lie as far apart, so that they share neighbours."""
     wraps: bool
@@ -32,11 +33,15 @@ class CutAxis(NamedTuple):
     @property
     def has_room(self) -> bool:
         """Whether a patch has fewer keys than all places, and the steps around a periodic axis meet again."""
-        return self.size + 2 * self.radius <= self.longest and not (self.wraps and self.length % self.step)
+        return self._near <= self.longest and not (self.wraps and self.length % self.step)
+
+    @property
+    def _near(self) -> int:
+        return self.left + self.size + self.right
 
     @property
     def keys(self) -> int:
-        return self.size + 2 * self.radius if self.has_room else self.length
+        return self._near if self.has_room else self.length
 
     def starts(self) -> tuple[list[int], list[int]]:
         """Return the first place of each patch, and that of its keys; a periodic axis goes on before its start.
@@ -50,7 +55,7 @@ class CutAxis(NamedTuple):
             for start in range(0, count, self.size):
                 start = min(start, count - self.size)
                 queries.append(first + start * self.step)
-                start -= self.radius
+                start -= self.left
                 start = start if self.wraps else min(max(start, 0), count - self.keys)
                 keys.append(first + start * self.step if self.has_room else 0)
         return queries, keys

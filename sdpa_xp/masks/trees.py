@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from .._checks.integers import Integers, IntegersLike, as_lists, check_offset
 from .._checks.keywords import check_integer, explains_keywords
 from .._checks.messages import shown
-from .._libraries.protocols import AnyArray, Array
+from .._libraries.protocols import AnyArray, Array, Shape
 from .._tiles.grid import CallGrid
 from .._tiles.tile import Allowed, Tile
 from ..errors import ArgumentTypeError, ArgumentValueError
 from .algebra import Mask
 from .patterns import Pattern
+from .tables import joined, nested_shape, rows_of_tables, with_rows
 
 
 @explains_keywords
-def tree(parents: Sequence[int] | AnyArray, *, offset: IntegersLike | Literal["lower_right"] = 0) -> Mask:
+def tree(parents: Sequence[Any] | AnyArray, *, offset: IntegersLike | Literal["lower_right"] = 0) -> Mask:
     """Return a mask of a tree of drafts: query i attends to the context, to its ancestors, and to itself.
 
         parents 0: -1   tree(parents, offset=2), 2 keys of context
@@ -29,7 +31,8 @@ def tree(parents: Sequence[int] | AnyArray, *, offset: IntegersLike | Literal["l
 
     Args:
         parents: The number of the draft that each draft follows, below its own; -1 for those that follow the
-            context. A list of L integers, or an integer array.
+            context. A list of L integers, nested lists (..., L) of a tree for each batch entry, or an integer
+            array.
         offset: The position of the first draft among the keys, as for `causal`. In a cache they are the last
             tokens, whatever their positions.
 
@@ -39,7 +42,7 @@ def tree(parents: Sequence[int] | AnyArray, *, offset: IntegersLike | Literal["l
     Raises:
         TypeError: `parents` or the offset are not integers, or `parents` are not known inside a jit.
         ValueError: A parent is below -1 or not before its draft, or there is not one for each query; or the
-            offset does not fit.
+            trees or the offset do not fit the batch.
 
     Examples:
         >>> from sdpa_xp import masks
@@ -55,14 +58,19 @@ def tree(parents: Sequence[int] | AnyArray, *, offset: IntegersLike | Literal["l
     """
     drafts = as_lists(parents)
     if not isinstance(drafts, tuple | list):
-        rule = "`parents` must be a list of integers, or an array of them with one axis and known values"
+        rule = "`parents` must be a list of integers, nested lists, or an array of them with known values"
         raise ArgumentTypeError("tree", rule, {"parents": shown(parents)})
-    numbers = tuple(check_integer("tree", f"parents[{n}]", p, least=-1) for n, p in enumerate(drafts))
+    trees = with_rows("tree", "parents", drafts, nested_shape(drafts), _checked_parents)
+    return DraftTree(trees, check_offset("tree", offset))
+
+
+def _checked_parents(name: str, parents: Sequence[Any]) -> tuple[int, ...]:
+    numbers = tuple(check_integer("tree", f"{name}[{n}]", parent, least=-1) for n, parent in enumerate(parents))
     for draft, parent in enumerate(numbers):
         if parent >= draft:
-            rule = f"`parents[{draft}]` must be below {draft}: a draft stands behind its parent"
-            raise ArgumentValueError("tree", rule, {f"parents[{draft}]": parent})
-    return DraftTree(numbers, check_offset("tree", offset))
+            rule = f"`{name}[{draft}]` must be below {draft}: a draft stands behind its parent"
+            raise ArgumentValueError("tree", rule, {f"{name}[{draft}]": parent})
+    return numbers
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -72,18 +80,23 @@ class DraftTree(Mask):
     name = "tree"
     counts = "slots"
     ignores_heads = True
-    parents: tuple[int, ...]
+    parents: tuple[Any, ...]
     offset: IntegersLike | Literal["lower_right"] = 0
 
     def bind(self, grid: CallGrid) -> Pattern:
         grid.lengths("attn_mask.parents", "L")  # a graph with a cache is refused
         offset = grid.check_offset("attn_mask.offset", self.offset)
-        first, last = preorder(self.parents)
-        entered = grid.check_ids("attn_mask.parents", first, "L")
-        number = grid.in_all_axes(grid.xp.expand_dims(entered, axis=-1))
+        xp, (*batch, count) = grid.xp, nested_shape(self.parents)
+        walks = [preorder(parents) for parents in joined((self.parents,), len(batch) + 1)]
+        numbers = grid.put([number for first, _ in walks for number in first], xp.int32)
+        entered = grid.check_ids("attn_mask.parents", xp.reshape(numbers, (*batch, count)), "L")
+        number = xp.expand_dims(entered, axis=-1)
+        number = grid.in_all_axes(xp.expand_dims(number, axis=-3) if batch else number)
+        walks = [walks[n] for n in grid.entry_numbers(len(walks))]
         # One more stands for the keys behind the drafts, whose descendants are none.
-        ends = (grid.put([*first, 0], number.dtype), grid.put([*last, -1], number.dtype))
-        return Ancestors(number, *ends, len(first), offset)
+        first = grid.put([number for first, _ in walks for number in (*first, 0)], number.dtype)
+        last = grid.put([number for _, last in walks for number in (*last, -1)], number.dtype)
+        return Ancestors(number, first, last, entered.shape[:-1], count, offset)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,9 +109,12 @@ class Ancestors(Pattern):
 
     array_axes: ClassVar[Mapping[str, tuple[int | None, ...]]] = {"first": (None,), "last": (None,)}
     queries: Array
-    """The number of each query, (L, 1)."""
+    """The number of each query, (L, 1) or (..., 1, L, 1)."""
     first: Array
     last: Array
+    """Of each draft of all trees, one tree behind the other."""
+    batch: Shape
+    """The lengths of the axes (...) that have trees of their own."""
     count: int
     offset: Integers
 
@@ -110,6 +126,7 @@ class Ancestors(Pattern):
         draft = tile.key_index - start
         index = xp.where(draft > self.count, self.count, xp.where(draft < 0, 0, draft))
         number = tile.slice(self.queries)
+        index = rows_of_tables(tile, index, (*self.batch, 1), self.count + 1, 1)
         shape = (1, -1) if index.ndim == 2 else index.shape
         first, last = (
             xp.reshape(xp.take(ends, xp.reshape(index, (-1,)), axis=0), shape)
@@ -119,7 +136,7 @@ class Ancestors(Pattern):
 
     @property
     def is_shared(self) -> bool:
-        return isinstance(self.offset.values, int)
+        return isinstance(self.offset.values, int) and math.prod(self.batch) == 1
 
     def uniform(self, tile: Tile) -> bool | None:
         if tile.positions is not None:

@@ -120,6 +120,8 @@ USED: dict[str, tuple[Any, Use]] = {
     "padding, arrays": (masks.padding(LENGTHS, LENGTHS), as_mask),
     "prefix, an array": (masks.prefix(LENGTHS), as_mask),
     "document, an array": (masks.document(IDS), as_mask),
+    "tree, of each entry": (masks.tree([[-1, 0, 0, 1, -1], [-1, 0, 1, 2, 3]]), as_mask),
+    "blocks, of each entry": (masks.blocks([[[[True, False]]], [[[True, True]]]], (5, 3)), as_mask),
     "&": (masks.causal() & masks.padding(LENGTHS), as_mask),
     "|": (masks.causal() | masks.prefix(LENGTHS), as_mask),
     "~": (~masks.prefix(2), as_mask),

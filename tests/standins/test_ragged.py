@@ -29,6 +29,7 @@ SOME_QUERIES, SOME_KEYS = [5, 0, 3, 1, 1, 4], [7, 3, 0, 20, 2, 33]
 NEW_TOKENS, CACHED = [1, 3, 0, 2, 1, 4], [7, 3, 5, 20, 2, 33]
 REAL_KEYS, REAL_QUERIES, OFFSETS = [5, 3, 0, 11, 1, 30], [1, 0, 0, 1, 1, 2], [1, 0, 2, -1, 3, 20]
 OPEN = np.arange(6 * HEADS).reshape(6, HEADS, 1, 1) % 3 > 0
+BLOCKS = np.arange(6 * HEADS * 45).reshape(6, HEADS, 9, 5) % 7 % 3 > 0
 SLOPES = np.linspace(0, 1, 6 * HEADS).reshape(6, HEADS)
 TABLE = np.linspace(-1, 1, 8 * HEADS).reshape(8, HEADS)
 Place = Callable[[Any], Any]
@@ -43,6 +44,7 @@ OPTIONS: dict[str, Callable[[Place], dict[str, Any]]] = {
     "offsets in an array": lambda place: {"attn_mask": masks.causal(place(np.asarray(OFFSETS)))},
     "chunks": lambda _: {"attn_mask": masks.chunked(4)},
     "gaps": lambda _: {"attn_mask": ~masks.dilated(3)},
+    "blocks": lambda _: {"attn_mask": masks.blocks(BLOCKS, (4, 8))},
     "padding": lambda _: {"attn_mask": masks.padding(REAL_KEYS, REAL_QUERIES)},
     "padding in arrays": lambda place: {
         "attn_mask": masks.padding(*(place(np.asarray(lengths)) for lengths in (REAL_KEYS, REAL_QUERIES)))
@@ -353,11 +355,12 @@ def test_a_function_of_the_caller_sees_no_padding() -> None:
         ({"attn_mask": masks.padding([5, 7])}, r"at most S; got attn_mask.key_lengths=5, S=4"),
         ({"attn_mask": masks.padding(None, [2, 5])}, r"at most L; got attn_mask.query_lengths=2, L=1"),
         ({"attn_mask": masks.document([0] * 5, [0] * 7)}, r"one integer for each token"),
+        ({"attn_mask": masks.blocks([[True]])}, r"`attn_mask.size` must be a number"),
         ({"attn_mask": np.ones((2, HEADS, 1, 7), bool)}, r"sequences may have different L and S"),
         ({"bias": np.ones((5, 1), "f4")}, r"sequences may have different L and S"),
         ({"scale": np.ones((2, HEADS, 5, 1), "f4")}, r"`scale` must broadcast"),
     ],
-    ids=["keys", "queries", "documents", "array of keys", "array of queries", "scale"],
+    ids=["keys", "queries", "documents", "blocks", "array of keys", "array of queries", "scale"],
 )
 def test_what_fits_only_the_longest_is_refused(options: dict[str, Any], message: str) -> None:
     with cuda_tensors():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from internals import ONE_CORE, FirstPosition, ScoreGrid, Scores, Tile, grid_of
+from places import ancestors, drawn_neighbourhoods, neighbours
 
 from sdpa_xp import masks, scaled_dot_product_attention
 from sdpa_xp.masks.bands import Band
@@ -87,6 +89,27 @@ def function(share: int) -> Rule:
     )
 
 
+def places(number: int, arguments: dict[str, Any]) -> Rule:
+    prefix_tokens = number % 3
+    allowed = neighbours(**arguments, prefix_tokens=prefix_tokens)
+    mask = masks.neighbourhood(**arguments, prefix_tokens=prefix_tokens)
+    return mask, lambda p: allowed[p : p + QUERIES, :KEYS]
+
+
+def blocks(*tables: int) -> Rule:
+    table = np.random.default_rng(sum(tables)).random((*tables, 4, 3)) < 0.4
+    return masks.blocks(table, 2), lambda p: table.repeat(2, axis=-2)[..., p : p + QUERIES, :].repeat(
+        2, axis=-1
+    )
+
+
+def tree(offset: int, *parents: list[int]) -> Rule:
+    def formula(p: int) -> np.ndarray:
+        return np.stack([ancestors(x, offset + p, 20)[:, :KEYS] for x in parents])[:, None]
+
+    return masks.tree(parents, offset=offset), formula
+
+
 KNOWING: list[Rule] = [
     *(causal(offset) for offset in (0, 2, -3, 9, -20, [1, -2])),
     lower_right(),
@@ -112,6 +135,12 @@ OTHERS: list[Rule] = [
     given_array((0, 1, 2, 3)),
     function(3),
 ]
+TABLES: list[Rule] = [
+    *(blocks(*tables) for tables in ((2,), (2, 1), (2, 2))),
+    *(tree(offset, [-1, 0, 1, 1, -1], [-1, -1, 1, 0, 3]) for offset in (0, 1)),
+    tree(1, [-1, 0, 1, 1, -1]),
+]
+SPACES = [case for case in drawn_neighbourhoods(30) if math.prod(case["shape"]) >= QUERIES + max(POSITIONS)]
 
 RANGES = [[range(a, b) for a, b in itertools.combinations(range(n + 1), 2)] for n in (QUERIES, KEYS)]
 
@@ -125,14 +154,18 @@ def is_one_band(band: Band) -> bool:
     return all(edge is None or isinstance(edge.values, int) for edge in (band.low, band.high))
 
 
-def check(rule: Rule, position: int, *, knows: bool = False) -> None:
+def check(
+    rule: Rule, position: int, *, knows: bool = False, leading: tuple[range, range] | None = None
+) -> None:
     """What is said of each tile is right, and what it leaves out attends nothing and is not attended."""
     mask, formula = rule
     grid = grid_at(position)
     pattern = mask.bind(grid)
     allowed = np.array(np.broadcast_to(formula(position), SHAPE))
+    if leading is not None:
+        allowed = allowed[np.ix_(*leading)]
     for rows, columns in itertools.product(*RANGES):
-        tile = Tile(rows, columns, grid)
+        tile = Tile(rows, columns, grid, leading)
         part = allowed[..., rows.start : rows.stop, columns.start : columns.stop]
         known = pattern.uniform(tile)
         assert known is None or (part == known).all(), (mask, position, rows, columns)
@@ -167,6 +200,20 @@ def test_right_on_every_tile(rule: Rule, position: int) -> None:
     check(rule, position)
 
 
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("rule", TABLES, ids=lambda rule: repr(rule[0]))
+def test_tables_are_right_for_each_entry_and_head(rule: Rule, position: int) -> None:
+    for leading in (None, *itertools.product([range(1, 2), range(2)], repeat=2)):
+        check(rule, position, knows=rule[0].name == "blocks", leading=leading)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_neighbours_are_right_on_every_tile(position: int) -> None:
+    assert len(SPACES) > 10
+    for number, arguments in enumerate(SPACES):
+        check(places(number, arguments), position)
+
+
 def combined(rules: st.SearchStrategy[Rule]) -> st.SearchStrategy[Rule]:
     return st.one_of(
         st.builds(lambda a, b: (a[0] & b[0], lambda p: a[1](p) & b[1](p)), rules, rules),
@@ -176,7 +223,9 @@ def combined(rules: st.SearchStrategy[Rule]) -> st.SearchStrategy[Rule]:
 
 
 @settings(max_examples=25)
-@given(st.recursive(st.sampled_from(KNOWING + OTHERS), combined, max_leaves=5), st.sampled_from(POSITIONS))
+@given(
+    st.recursive(st.sampled_from(KNOWING + OTHERS + TABLES), combined, max_leaves=5), st.sampled_from(POSITIONS)
+)
 def test_combinations_are_right_on_every_tile(rule: Rule, position: int) -> None:
     check(rule, position)
 

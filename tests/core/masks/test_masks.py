@@ -51,7 +51,9 @@ BY_KEY, BY_ROW, BY_PAIR = DRAWN[0, :, :1, :1], DRAWN[1, 0, :, :, :1], DRAWN[2, 0
 PARENTS = [-1, 0, 0, -1, 1, 3, 2]
 LISTS = np.random.default_rng(7).integers(-1, 11, (2, 2, 7, 3)).astype(np.int32)
 OF_BLOCKS = np.random.default_rng(8).integers(-1, 3, (1, 4, 2)).astype(np.int32)
+FORKS = [PARENTS, [-1, -1, 1, 0, -1, 0, 5]]
 TABLES = np.random.default_rng(6).random((4, 3, 3)) < 0.5
+OF_ENTRIES = np.random.default_rng(9).random((2, 4, 3, 3)) < 0.5
 
 CASES: dict[str, Case] = {
     "causal": Case(lambda _: masks.causal(), J <= I),
@@ -96,19 +98,40 @@ CASES: dict[str, Case] = {
     "function of bool": Case(lambda _: masks.from_function(lambda *_: False), J < 0),
     "neighbourhood": Case(
         lambda _: masks.neighbourhood((4, 3), 1, dilation=(1, 1)),
-        neighbours((4, 3), (1, 1), (1, 1), (False, False), "shifted")[:7, :11],
+        neighbours((4, 3), (3, 3), (1, 1), (False, False), (False, False), "shifted")[:7, :11],
     ),
     "neighbourhood cut and periodic": Case(
         lambda _: masks.neighbourhood((2, 6), (1, 1), dilation=(1, 2), periodic=(False, True), borders="cut"),
-        neighbours((2, 6), (1, 1), (1, 2), (False, True), "cut")[:7, :11],
+        neighbours((2, 6), (3, 3), (1, 2), (False, True), (False, False), "cut")[:7, :11],
+    ),
+    "neighbourhood of an even window": Case(
+        lambda _: masks.neighbourhood((3, 4), window=(2, 4), causal=(True, False)),
+        neighbours((3, 4), (2, 4), (1, 1), (False, False), (True, False), "shifted")[:7, :11],
+    ),
+    "neighbourhood with tokens in front": Case(
+        lambda _: masks.neighbourhood((9,), window=2, periodic=True, prefix_tokens=2),
+        neighbours((9,), (2,), (1,), (True,), (False,), "shifted", 2)[:7, :11],
     ),
     "tree": Case(lambda _: masks.tree(PARENTS, offset=3), ancestors(PARENTS, 3, 11)),
     "tree per entry": Case(
         lambda put: masks.tree(PARENTS, offset=put(ints(4, 0))),
         np.stack([ancestors(PARENTS, 4, 11), ancestors(PARENTS, 0, 11)])[:, None],
     ),
+    "tree of each entry": Case(
+        lambda _: masks.tree(FORKS, offset=3), np.stack([ancestors(tree, 3, 11) for tree in FORKS])[:, None]
+    ),
+    "tree and offset of each entry": Case(
+        lambda put: masks.tree(np.asarray(FORKS), offset=put(ints(4, 0))),
+        np.stack([ancestors(FORKS[0], 4, 11), ancestors(FORKS[1], 0, 11)])[:, None],
+    ),
     "blocks": Case(lambda _: masks.blocks(TABLES[0], (3, 4)), TABLES[0][I // 3, J // 4]),
     "blocks of heads": Case(lambda _: masks.blocks(TABLES), TABLES[H, I // 3, J // 4]),
+    "blocks of entries": Case(
+        lambda _: masks.blocks(OF_ENTRIES[:, :1], (3, 4)), OF_ENTRIES[B, 0, I // 3, J // 4]
+    ),
+    "blocks of entries and heads": Case(
+        lambda _: masks.blocks(OF_ENTRIES.tolist()), OF_ENTRIES[B, H, I // 3, J // 4]
+    ),
     "keys": Case(lambda put: masks.keys(put(LISTS)), listed(LISTS)),
     "keys of blocks": Case(
         lambda put: masks.keys(put(OF_BLOCKS), (2, 4)) & masks.causal(3),

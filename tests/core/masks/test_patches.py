@@ -17,11 +17,13 @@ from sdpa_xp import attention_state, biases, explain, masks, scaled_dot_product_
 from sdpa_xp import scaled_dot_product_attention_vjp as vjp
 
 CASES: list[tuple[Any, ...]] = [
-    # shape, radius, dilation, periodic, borders, query heads for each of 2 key heads
-    ((9, 11), (1, 2), (1, 1), (False, False), "shifted", 1),
-    ((12, 9), (1, 1), (2, 1), (False, True), "cut", 3),
-    ((5, 6, 7), (1, 1, 1), (1, 1, 1), (False, True, False), "shifted", 1),
-    ((70,), (2,), (3,), (False,), "shifted", 2),
+    # shape, window, dilation, periodic, causal, borders, query heads for each of 2 key heads
+    ((9, 11), (3, 5), (1, 1), (False, False), (False, False), "shifted", 1),
+    ((12, 9), (3, 3), (2, 1), (False, True), (False, False), "cut", 3),
+    ((5, 6, 7), (3, 3, 3), (1, 1, 1), (False, True, False), (False, False, False), "shifted", 1),
+    ((70,), (5,), (3,), (False,), (False,), "shifted", 2),
+    ((9, 11), (3, 4), (1, 1), (False, False), (True, False), "shifted", 1),
+    ((12, 8), (4, 2), (1, 2), (False, True), (False, False), "cut", 2),
 ]
 
 
@@ -38,21 +40,20 @@ def is_patched(*arrays: Any, **rules: Any) -> bool:
     return not explain(*arrays, implementation="xp", **rules).tile_map
 
 
-@pytest.mark.parametrize("case", drawn_neighbourhoods(40), ids=str)
+@pytest.mark.parametrize("case", drawn_neighbourhoods(80), ids=str)
 @pytest.mark.parametrize("least", [1, 4])
 def test_a_patch_has_the_neighbours_of_its_queries(
-    monkeypatch: pytest.MonkeyPatch, case: tuple[Any, ...], least: int
+    monkeypatch: pytest.MonkeyPatch, case: dict[str, Any], least: int
 ) -> None:
     override(monkeypatch, "ONE_CORE_PATCH", PatchSize(least, 20))
-    shape, radius, dilation, periodic, borders = case
-    mask: Any = masks.neighbourhood(shape, radius, dilation=dilation, periodic=periodic, borders=borders)
-    places = math.prod(shape)
+    mask: Any = masks.neighbourhood(**case)
+    places = math.prod(case["shape"])
     grid = grid_of("test", "mask", (places, places), [], None)
     patches = mask.patches(grid)
     queries, keys, order, *_ = patches.key_lists(grid)
     assert (*queries.shape, keys.shape[1]) == (patches.blocks, patches.queries, patches.keys)
     np.testing.assert_array_equal(queries.reshape(-1)[order], np.arange(places))
-    allowed = neighbours(*case)
+    allowed = neighbours(**case)
     for of_block, others in zip(queries, keys, strict=True):
         assert len({*others}) == len(others)
         assert {*np.nonzero(allowed[of_block].any(axis=0))[0]} <= {*others}
@@ -64,9 +65,9 @@ def test_a_patch_has_the_neighbours_of_its_queries(
 def test_results_are_those_of_the_array(rng: np.random.Generator, library: Library, case: Any) -> None:
     """Output, log-sum-exp and gradients; also if keys and values share a batch, and one of each is NaN."""
     *case, group = case
-    shape, radius, dilation, periodic, borders = case
-    mask = masks.neighbourhood(shape, radius, dilation=dilation, periodic=periodic, borders=borders)
-    places, array = math.prod(shape), neighbours(*case)
+    names = ("shape", "window", "dilation", "periodic", "causal", "borders")
+    mask = masks.neighbourhood(**dict(zip(names, case, strict=True)))
+    places, array = math.prod(case[0]), neighbours(*case)
     query, key, value = draw(rng, (2, 2 * group, places, 4), (2, places, 4), (1, 2, places, 3))
     key[0, 3], value[0, 0, 5] = np.nan, np.nan
     if library.traces:
@@ -159,3 +160,15 @@ def test_a_jit_reads_lists_of_keys_in_place_of_a_loop(rng: np.random.Generator, 
     )
     for gradient, expected in zip(of_mask, of_array, strict=True):
         np.testing.assert_allclose(gradient, expected, atol=1e-4)
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("left_out", [0, 2])
+def test_tokens_in_front_of_the_places_are_computed_in_ranges(rng: np.random.Generator, left_out: int) -> None:
+    """Also of a call that has as many tokens as there are places."""
+    mask, tokens = masks.neighbourhood((9, 8), window=(3, 4), prefix_tokens=2), 74 - left_out
+    arrays = draw(rng, *[(1, tokens, 8)] * 3)
+    assert not is_patched(*arrays, attn_mask=mask)
+    array = neighbours((9, 8), (3, 4), (1, 1), (False,) * 2, (False,) * 2, "shifted", 2)[:tokens, :tokens]
+    expected = scaled_dot_product_attention(*arrays, array)
+    np.testing.assert_allclose(scaled_dot_product_attention(*arrays, mask), expected, atol=1e-5)

@@ -66,6 +66,24 @@ def test_public_masks(rng: np.random.Generator, name: str) -> None:
     )
 
 
+OTHERS: dict[str, Mask] = {
+    "places behind a token": masks.neighbourhood(
+        (2, 4), window=(2, 3), periodic=(False, True), causal=(True, False), prefix_tokens=1
+    ),
+    "blocks of heads": masks.blocks(np.random.default_rng(1).random((4, 2, 3)) < 0.5, (3, 4)),
+    "blocks of entries": masks.blocks(np.random.default_rng(2).random((graphs.BATCH, 1, 2, 3)) < 0.5, (3, 4)),
+    "blocks of entries and heads": masks.blocks(np.random.default_rng(3).random((graphs.BATCH, 4, 1, 2)) < 0.5),
+    "tree of each entry": masks.tree([[-1, 0, 0, 1, -1], [-1, 0, 1, 2, 3], [-1, -1, 1, 0, 2]], offset=2),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_masks_of_entries_and_heads(rng: np.random.Generator, name: str) -> None:
+    """In every form that takes masks, of a known batch."""
+    names = {"places behind a token": {graphs.BATCH: "B"}, "tree of each entry": {9: "S"}}
+    graphs.check_forms(graphs.qkv(rng), lambda: {"attn_mask": OTHERS[name]}, {}, names=names.get(name, {}))
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Every(Mask, Pattern):
     """Its own pattern, of a number: each key whose number is a multiple."""
