@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
 from .._checks.integers import check_ids, frozen_integers, is_integral
-from .._checks.keywords import check_block_size, explains_keywords
+from .._checks.keywords import LARGEST_INTEGER, check_block_size, explains_keywords
 from .._checks.messages import shown
 from .._checks.score_arrays import THE_BATCH, check_broadcasts
-from .._libraries import astype_if_needed, has_override, is_array, library_of, namespace_of
+from .._libraries import astype_if_needed, dtype_name, has_override, is_array, library_of, namespace_of
 from .._libraries.protocols import AnyArray, Array, Shape
 from .._tiles import tuning
 from .._tiles.grid import CallGrid
@@ -105,10 +105,17 @@ class Keys(Mask):
         indices = grid.slice_entries(cast(Array, self.indices), 3)
         numbers = check_ids(grid.function, name, indices, grid.xp, grid.device)
         bounds, xp = grid.bounds(numbers), namespace_of(numbers)
-        if bounds is not None and bounds[1] * columns >= keys:
-            rule = f"`{name}` must be below S, or below the number of blocks of keys"
-            got = {name: int(bounds[1]), "S": keys, "attn_mask.block_size": self.block_size}
-            raise ArgumentValueError(grid.function, rule, got)
+        if bounds is not None:
+            least, most = map(int, bounds)
+            most = (
+                least + 2**64 if least < 0 and dtype_name(indices.dtype).startswith("u") else most
+            )  # it wrapped around
+            if most * columns >= keys:
+                rule = f"`{name}` must be below S, or below the number of blocks of keys"
+                got = {name: most, "S": keys, "attn_mask.block_size": self.block_size}
+                raise ArgumentValueError(grid.function, rule, got)
+        if dtype_name(numbers.dtype) == "int64":  # else int32 would wrap it around
+            numbers = xp.clip(numbers, -1, LARGEST_INTEGER)
         # Of no elements, -1 could be any number; and a number of a compiler need not be known.
         count = math.prod(indices.shape[:-1]) if 0 in [n for n in shape if isinstance(n, int)] else -1
         lists = xp.reshape(astype_if_needed(xp, numbers, xp.int32), (count, shape[-1]))

@@ -218,10 +218,8 @@ class Neighbourhood(Mask, Pattern):
 
     def _near(self, first: int, last: int, among: range, *, widest: bool) -> range:
         """Return those `among` tokens that lie near the tokens from `first` to `last` along the first axis."""
-        axis, before = (
-            next(self.axes),
-            self.prefix_tokens,
-        )  # it changes slowest: neighbours are one range of tokens
+        axis = next(self.axes)  # it changes slowest: its neighbours are one range of tokens
+        before = self.prefix_tokens
         if first < before:
             return among
         places = ((token - before) // axis.inner for token in (first, last))

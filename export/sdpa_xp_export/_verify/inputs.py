@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdpa_xp._checks.keywords import check_integer
+from sdpa_xp.masks import Mask
 
 from .._call.call import ExportCall
 from .._call.operands import Input, argument_of
@@ -49,7 +50,7 @@ OperandChoice: TypeAlias = Literal["drawn", "least integers", "most integers", "
 HALVES = ("float16", "bfloat16")
 LENGTHS = ("key_lengths", "query_lengths", "length", "past_lengths")
 """The operands that are numbers of tokens."""
-OPERANDS = (*LENGTHS, "query_ids", "key_ids", "offset")
+OPERANDS = (*LENGTHS, "query_ids", "key_ids", "offset", "indices")
 """The operands that are integers."""
 MOST = 2**62
 """The largest document id, if its dtype allows it."""
@@ -102,7 +103,8 @@ def random_inputs(
     """
     new = call.key.shape[call.length_axis] if call.cached else 0
     queries, keys, appended = (evaluated(n, lengths) for n in (call.sizes.queries, call.sizes.keys, new))
-    counts = TokenCounts(queries, keys, keys - appended)
+    columns = [size for mask in call.masks for size in _block_sizes(mask)]
+    counts = TokenCounts(queries, keys, keys - appended, -(-keys // max(columns, default=1)))
     # A sum of two least numbers would be -inf. Beside one of a half dtype the textbook formula in that dtype
     # loses the scores, and array libraries are compared with it; a wider formula keeps some of their digits.
     may_be_least = len(call.biases) == 1 and call.query.dtype not in HALVES
@@ -277,6 +279,19 @@ class TokenCounts(NamedTuple):
     keys: int
     past: int = 0
     """The keys that a padded cache may have before the new ones."""
+    blocks: int = 0
+    """The blocks of keys that lists of keys choose from."""
+
+
+def _block_sizes(mask: Any) -> Iterator[int]:
+    """Yield the keys of a block of each `masks.keys` in a mask, which may be of several joined ones."""
+    if isinstance(mask, Mask):
+        arguments: Mapping[str, Any] = mask.arguments
+        if mask.name == "keys":
+            yield arguments["block_size"][1]
+        for part in arguments.values():
+            for inner in part if isinstance(part, tuple) else (part,):
+                yield from _block_sizes(inner)
 
 
 def drawn_integers(
@@ -290,15 +305,18 @@ def drawn_integers(
     """Return random integers that a call accepts for one of `OPERANDS`.
 
     Of several lengths the first is 0, and the last is the whole length. Ids are 0 to 2 in order. Offsets place
-    the first query up to two keys beyond either end.
+    the first query up to two keys beyond either end. Indices are -1, which is padding, to the last block.
     """
     if operand in LENGTHS:
-        queries, keys, past = counts
+        queries, keys, past, _ = counts
         most = {"query_lengths": queries, "past_lengths": past}.get(operand, keys)
         lengths = rng.integers(0, most + 1, shape)
         if lengths.size > 1:
             lengths.flat[0], lengths.flat[-1] = 0, most
         return clipped(_at_an_end(lengths, 0, FAR if operand == "length" else most, choice), dtype)
+    if operand == "indices":
+        indices = rng.integers(-1, max(counts.blocks, 0), shape)
+        return clipped(_at_an_end(indices, -1, counts.blocks - 1, choice), dtype)
     if operand == "offset":
         offsets = rng.integers(-2, max(counts.keys - counts.queries, 0) + 3, shape)
         return clipped(_at_an_end(offsets, -FAR, FAR, choice), dtype)

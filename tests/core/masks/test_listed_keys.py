@@ -149,6 +149,33 @@ def test_a_jit_takes_an_index_beyond_the_keys_as_padding(rng: np.random.Generato
             scaled_dot_product_attention(x, x, x, masks.keys(lists))
 
 
+@pytest.mark.parametrize("number", [-(2**32) + 2, -(2**40) + 3, -(2**63)])
+def test_a_number_far_below_0_is_padding(number: int) -> None:
+    """Not the key that is left of it in 32 bits."""
+    x = np.arange(1, 7, dtype=np.float32)[:, None]
+    assert not scaled_dot_product_attention(x, x, x, masks.keys(np.full((6, 1), number))).any()
+
+
+@pytest.mark.parametrize(
+    ("number", "dtype"), [(2**32 + 2, "int64"), (2**63 + 2, "uint64"), (2**64 - 1, "uint64")]
+)
+def test_a_number_far_beyond_the_keys_is_refused(number: int, dtype: str) -> None:
+    x = np.ones((6, 1), np.float32)
+    with pytest.raises(ValueError, match=f"indices={number}, S=6"):
+        scaled_dot_product_attention(x, x, x, masks.keys(np.full((6, 1), number, dtype)))
+
+
+@pytest.mark.needs("onnxruntime")
+@pytest.mark.usefixtures("short_verify")
+@pytest.mark.parametrize("size", [1, 5])
+def test_verify_draws_lists_that_the_mask_takes(size: int) -> None:
+    exporter = importlib.import_module("sdpa_xp_export")
+    query, key = (exporter.TensorSpec("float32", (2, 2, n, 8)) for n in (6, 12))
+    lists = exporter.TensorSpec("int64", (2, 1, -(-6 // size), 4))
+    mask = masks.keys(lists, size) & masks.causal()
+    assert exporter.verify(exporter.export_attention(query, key, key, mask)).agrees
+
+
 @pytest.mark.needs("onnxruntime")
 def test_an_exported_layer_takes_lists_of_each_run(rng: np.random.Generator) -> None:
     exporter, runtime = importlib.import_module("sdpa_xp_export"), importlib.import_module("onnxruntime")
