@@ -26,6 +26,8 @@ from onnx.model_container import ModelContainer, make_large_tensor_proto
 
 from sdpa_xp.errors import ArgumentValueError
 
+from .._dtypes.dtype import ONNX_DTYPE
+
 M = TypeVar("M", bound=Any)
 T = TypeVar("T", list[Any], dict[str, Any])
 
@@ -398,6 +400,13 @@ class StatedModel:
         """The names of the operators, also in loops and functions."""
         parts = messages(self.model)
         return {part.op_type for part in parts if isinstance(part, onnx.NodeProto)}
+
+    @property
+    def dtypes(self) -> set[str]:
+        """The dtypes of the inputs and outputs."""
+        values = [*self.model.graph.input, *self.model.graph.output]
+        kinds = {value.type.tensor_type.elem_type for value in values}
+        return {name for name, number in ONNX_DTYPE.items() if number in kinds}
 
     @classmethod
     def from_model(cls, model: Model) -> StatedModel:

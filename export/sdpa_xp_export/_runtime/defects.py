@@ -28,6 +28,8 @@ class Defect(NamedTuple):
     """The first release that is right again."""
     form: str
     """The form of a graph that is refused because of it; "" if the exporter writes what does not meet it."""
+    dtype: str
+    """The one dtype in which it is wrong; "" for others, too."""
 
 
 @cache
@@ -37,8 +39,10 @@ def known_defects() -> dict[str, Defect]:
     return {name: _defect(**facts) for name, facts in listed.items()}
 
 
-def _defect(node: str, provider: str, what: str, since: str = "", until: str = "", form: str = "") -> Defect:
-    return Defect(node, provider, what, numbers_of(since), numbers_of(until) or NEVER, form)
+def _defect(
+    node: str, provider: str, what: str, since: str = "", until: str = "", form: str = "", dtype: str = ""
+) -> Defect:
+    return Defect(node, provider, what, numbers_of(since), numbers_of(until) or NEVER, form, dtype)
 
 
 def first_right(form: str, oldest: Release) -> Release:
@@ -55,11 +59,14 @@ def still_wrong(form: str, provider: str) -> str:
     return next((defect.what for defect in known if defect.until == NEVER), "")
 
 
-def defect_notes(nodes: Collection[str], provider: str, release: str) -> tuple[str, ...]:
-    """Return what the release of a provider is known to compute wrong in these operators."""
+def defect_notes(
+    nodes: Collection[str], dtypes: Collection[str], provider: str, release: str
+) -> tuple[str, ...]:
+    """Return what the release of a provider is known to compute wrong in these operators and dtypes."""
     numbers = numbers_of(release)
     known = (defect for defect in known_defects().values() if defect.provider == KERNELS.get(provider))
     there = (defect for defect in known if defect.since <= numbers < defect.until and defect.node in nodes)
+    there = (defect for defect in there if defect.dtype in ("", *dtypes))
     return tuple(f"a known defect of {defect.node} in {release}: {defect.what}" for defect in there)
 
 

@@ -151,7 +151,7 @@ class RunningModel(NamedTuple):
         notes = runtime_notes(runtimes, process.version, sessions, process.engine, is_finished=True)
         for name in dict.fromkeys(run.provider for run in runs if not run.agreement.agrees):
             kernels = process.engine if process.engine != "onnxruntime" else short_provider(name) or ""
-            notes += defect_notes(stated.operators, kernels, process.version)
+            notes += defect_notes(stated.operators, stated.dtypes, kernels, process.version)
         return report(
             form=", ".join(forms),
             reason="; ".join(reasons),
