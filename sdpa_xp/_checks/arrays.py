@@ -143,7 +143,8 @@ def check_one_dtype(function: str, arrays: Mapping[str, Array]) -> None:
                 hint = f"Convert the input: {messages.cast_text(array, first, dtype_name(array.dtype))}"
                 hint += f", or the layer: layer.to(dtype={dtype_name(reference.dtype)!r})."
             elif name.startswith("cache."):  # nor what a cache holds
-                hint = f"Convert the new tokens: {messages.cast_text(array, first, f'{name}.dtype')}."
+                hint = messages.cast_text(array, first, f"{name}.dtype")
+                hint = f"A cache takes new tokens in its own dtype: {hint}."
             raise ArgumentTypeError(function, rule, got, hint)
 
 

@@ -14,7 +14,7 @@ from .._checks.arrays import Layout, check_one_kind, check_plain_array, headed
 from .._checks.integers import IntegersLike
 from .._checks.keywords import LARGEST_INTEGER, check_flag, check_integer, check_lse_base, explains_keywords
 from .._display import table
-from .._libraries import has_override, is_array, library_of, namespace_of
+from .._libraries import dtype_name, has_override, is_array, library_of, namespace_of
 from .._libraries.protocols import AnyArray, Array, Dtype
 from .._sequences import attend_quantised
 from .._states import AttentionState, returned_output, returned_state
@@ -140,7 +140,7 @@ class KVCache(Cache[A]):
         Args:
             stored: The arrays by name; they are not copied, and keys are stored rotated. All other arguments
                 are as in `KVCache`.
-            dtype: The dtype of queries and of keys that are appended; None is that of the scales.
+            dtype: The dtype of keys that are appended, and the narrowest of queries; None is the scales'.
 
         Raises:
             TypeError: The codes are not int8 or uint8, or a scale has a dtype that does not fit.
@@ -366,7 +366,9 @@ class KVCache(Cache[A]):
         """Return the attention of the last L tokens of the cache over all its tokens.
 
         Args:
-            query: (..., Hq, L, E). All other arguments and errors are as in `scaled_dot_product_attention`.
+            query: (..., Hq, L, E), in the dtype of the cache or in a wider one, such as float32 for a cache in
+                float16, which is exact: keys and values are widened a tile at a time. All other arguments and
+                errors are as in `scaled_dot_product_attention`.
             attn_mask: A mask or an array. A query has the position of its token, also for masks and biases:
                 `sliding_window(255, 0)` means the last 256 positions.
             positions: The positions of the queries, if these are not the last tokens: that of the first, or L
@@ -402,7 +404,7 @@ class KVCache(Cache[A]):
         """
         options = CallOptions.from_keywords(attn_mask, keywords, is_causal=True, layout=self._layout)
         state = self._attended(query, positions, options, returns_state=True, lse_base=lse_base)
-        return cast(AttentionState[A], state)
+        return cast("AttentionState[A]", state)  # which torch.compile cannot trace without quotes
 
     def _attended(
         self, query: AnyArray, positions: object, options: CallOptions, *, returns_state: bool, lse_base: object
@@ -410,7 +412,7 @@ class KVCache(Cache[A]):
         """Return the output, or the state with a log-sum-exp to `lse_base`."""
         function = "KVCache.attend_state" if returns_state else "KVCache.attend"
         array, cached = check_plain_array(function, "query", query), self._tokens.buffers.arrays["key"]
-        self._check_query(function, array, cached)
+        is_wider = self._check_query(function, array, cached)
         if len(array.shape) > 2:  # others are refused below, as in every call
             with context_of(cached):
                 array, options = self._placed(function, array, positions, options)
@@ -423,10 +425,13 @@ class KVCache(Cache[A]):
                 return returned_state(call, compute, check_lse_base(function, lse_base))
             return returned_output(call, compute)
         # With `queries_at_end` the causal mask counts from the last token, as the queries are the last ones.
-        arrays = array, self._wide("key"), self._wide("value")
+        # For a wider query, keys are widened tile by tile too. But the forms of a graph take one dtype.
+        is_cast = is_wider and (self._quantisation is not None or has_override(array, cached))
+        dtype = dtype_name(array.dtype) if is_cast else ""
+        key, value = self._wide("key", dtype), self._wide("value", dtype)
         if returns_state:
-            return compute_state(function, *arrays, options, lse_base=lse_base, queries_at_end=True)
-        return compute_output(function, *arrays, options, queries_at_end=True)
+            return compute_state(function, array, key, value, options, lse_base=lse_base, queries_at_end=True)
+        return compute_output(function, array, key, value, options, queries_at_end=True)
 
     def _placed(
         self, function: str, query: Array, positions: object, options: CallOptions
