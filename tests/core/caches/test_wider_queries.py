@@ -61,8 +61,8 @@ def test_each_dtype(
     library.needs(asked)
     call, narrow = drawn(rng, stored, asked)
     rotary = Rotary(8)
-    rotated = rotary.apply(call["query"], 7)
     with library.guard():
+        rotated = library.get(rotary.apply(library.put(call["query"]), 7))
         cache = make(library.put, *narrow, layout, rotary=rotary, rotated=True)
         query = library.put(moved(call["query"], layout))
         state, output = cache.attend_state(query, **RULES), cache.attend(query, **RULES)
@@ -135,6 +135,7 @@ def test_values_that_are_a_part_of_their_keys(library: Library, rng: np.random.G
     assert_agrees(library, library.get(output), call)
 
 
+@pytest.mark.leaves_out("torch-cuda-rules", "torch-inference")
 @pytest.mark.parametrize("tokens", [12, 400])
 def test_gradients_have_the_dtypes_of_their_arrays(
     library: Library, rng: np.random.Generator, tokens: int
@@ -158,6 +159,7 @@ def test_gradients_have_the_dtypes_of_their_arrays(
         np.testing.assert_allclose(gradient.astype("float32"), expected, atol=least * size, rtol=0)
 
 
+@pytest.mark.leaves_out("torch-cuda-rules", "torch-inference")
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 @pytest.mark.parametrize("tokens", [5, 12])
 def test_inside_a_trace(library: Library, rng: np.random.Generator, tokens: int) -> None:
