@@ -185,7 +185,7 @@ def check_shapes(
         other_layout = LHE if layout == HLE else HLE
         if not (isinstance(error, ArgumentValueError) and _fits(query, key, value, other_layout)):
             raise
-        what = "the cache needs" if function.endswith((".attend", ".attend_state")) else "it is"
+        what = "the cache needs" if "KVCache." in function else "it is"
         hint = f'If the length comes before the heads, {what} `layout="{other_layout}"`.'
         if layout == LHE:
             hint = f'If the heads come before the length, {what} `layout="{other_layout}"`.'

@@ -57,6 +57,8 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (KVCache, {"key": K, "value": V}),
     (CACHE.append, NEW | {"value": np.ones((2, 2, 1, 6), F)}),
     *((attend, {"query": Q}) for attend in (CACHE.attend, CACHE.attend_state)),
+    (CACHE.statistics, {"query": Q, "of": "top_keys", "top_k": 1}),
+    (CACHE.statistics, {"query": Q, "of": "block_sums", "block_size": 2}),
     *((drop, {"count": 1}) for drop in (CACHE.drop_first, CACHE.drop_last)),
     (CACHE.take_tokens, {"slots": [0]}),
     (CACHE.take_entries, {"entries": [0]}),

@@ -281,6 +281,7 @@ RESULTS: dict[str, Callable[[Any, Any], Any]] = {
     ),
     "KVCache.attend": lambda q, k: KVCache(k, k).attend(q),
     "KVCache.attend_state": lambda q, k: KVCache(k, k).attend_state(q),
+    "KVCache.statistics": lambda q, k: KVCache(k, k).statistics(q, of="key_sums"),
     "PagedKVCache.attend": lambda q, k: paged(k).attend(q),
     "PagedKVCache.attend_state": lambda q, k: paged(k).attend_state(q),
 }

@@ -123,6 +123,17 @@ def test_queries_wider_than_the_cache(form: str) -> None:
     agreed(verify_layer(model, stepping(**RULES["window and alibi"])))
 
 
+def test_statistics_of_each_step() -> None:
+    """The functions of the array API write them, for a cache of any length."""
+
+    def step(query: Any, key: Any, value: Any, past_key: Any, past_value: Any) -> Any:
+        cache = KVCache(past_key, past_value).append(key, value)
+        return cache.statistics(query, masks.sliding_window(2, 0), of=("row_max", "entropy", "key_sums"))
+
+    model = to_onnx(step, QUERY, NEW, NEW, PAST, PAST)
+    agreed(verify_layer(model, step))
+
+
 @pytest.mark.parametrize("form", ["auto", "tiled", "primitive"])
 def test_the_log_sum_exp_of_each_step(form: str) -> None:
     """`attend_state` in a graph, in base 2, against one causal call."""
