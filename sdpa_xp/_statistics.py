@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, Unpack, cast, get_args
 
 from ._call.options import CallOptions, StatisticsOptions, takes_options
@@ -13,6 +14,8 @@ from ._chunked import cut_call
 from ._libraries import overridden
 from ._libraries.protocols import AnyArray, Array, Dtype
 from ._programs.statistics import Computed, Request, statistics
+from ._sequences.groups import in_groups
+from ._sequences.sequences import Sequences
 from ._sources.quantised import source_of
 from ._tiles.plan import plan_tiles, plan_widened
 from .errors import ArgumentTypeError, ArgumentValueError
@@ -124,14 +127,18 @@ def attention_statistics(
     return returned_statistics(prepare(FUNCTION, inputs, options), request)
 
 
-def returned_statistics(call: PreparedCall, request: Request) -> AttentionStatistics[Any]:
-    """Return the statistics of a checked call as the caller gets them."""
+def returned_statistics(
+    call: PreparedCall, request: Request, sequences: Sequences | None = None
+) -> AttentionStatistics[Any]:
+    """Return the statistics of a checked call, or of its sequences, as the caller gets them."""
     with call.computing():
-        result = _in_caller_form(call, _compute(call, request))
+        compute = partial(_compute, request)
+        computed = compute(call) if sequences is None else in_groups(call, sequences, compute)
+        result = _in_caller_form(call, computed)
     return call.checked(result)
 
 
-def _compute(call: PreparedCall, request: Request) -> Computed:
+def _compute(request: Request, call: PreparedCall) -> Computed:
     function = call.grid.function
     if call.grid.library.chunks is not None:
         if request.top_k or request.block_size:
@@ -190,17 +197,19 @@ def _in_caller_form(call: PreparedCall, results: Computed) -> AttentionStatistic
     )
 
 
-def check_request(function: str, of: object, top_k: object, block_size: object) -> Request:
-    """Check the names in `of`, and the arguments that some of them need."""
+def check_request(
+    function: str, of: object, top_k: object, block_size: object = None, known: Sequence[str] = NAMES
+) -> Request:
+    """Check that the names in `of` are `known`, and the arguments that some of them need."""
     names = [of] if isinstance(of, str) else of
     if not isinstance(names, Sequence) or not names:
-        rule = f"`of` must be one or several of {', '.join(map(repr, NAMES))}"
+        rule = f"`of` must be one or several of {', '.join(map(repr, known))}"
         kind = ArgumentValueError if isinstance(names, Sequence) else ArgumentTypeError
         raise kind(function, rule, {"of": shown(of)})
     for name in names:
-        if not isinstance(name, str) or name not in NAMES:
-            rule = f"`of` must have no other names than {', '.join(map(repr, NAMES))}"
-            raise ArgumentValueError(function, rule, {"of": shown(name)}, nearest_hint(name, NAMES))
+        if not isinstance(name, str) or name not in known:
+            rule = f"`of` must have no other names than {', '.join(map(repr, known))}"
+            raise ArgumentValueError(function, rule, {"of": shown(name)}, nearest_hint(name, known))
     _check_needed(function, "top_k", top_k, "top_keys", names)
     _check_needed(function, "block_size", block_size, "block_sums", names)
     count = 0 if top_k is None else check_integer(function, "top_k", top_k, least=1)

@@ -70,22 +70,28 @@ def test_tokens_as_they_are(library: Library, arrays: dict[str, np.ndarray], cas
 
 
 @pytest.mark.parametrize("quantised", [False, True])
-@pytest.mark.parametrize("asked", ["float32", "float64"])
+@pytest.mark.parametrize("query_dtype", ["float32", "float64"])
 def test_tokens_stored_as_less(
-    library: Library, arrays: dict[str, np.ndarray], asked: str, quantised: bool
+    library: Library, arrays: dict[str, np.ndarray], query_dtype: str, quantised: bool
 ) -> None:
     """In float16 and as integers: the statistics are those of the numbers that these stand for."""
     library.needs("float16")
-    library.needs(asked)
+    library.needs(query_dtype)
     halves = [arrays[name].astype("float16") for name in ("key", "value")]
-    tokens = halves if not quantised else [x.astype(asked) for x in halves]
+    tokens = halves if not quantised else [x.astype(query_dtype) for x in halves]
     with library.guard():
         cache = cache_of(library, *tokens, "...HLE")
         cache = cache.quantised("int8", per="channel") if quantised else cache
-        key, query = library.get(cache.key), library.put(arrays["query"].astype(asked))
-    call = {"query": arrays["query"].astype(asked), "key": key.astype(asked), "value": arrays["value"]}
+        key, query = library.get(cache.key), library.put(arrays["query"].astype(query_dtype))
+    call = {
+        "query": arrays["query"].astype(query_dtype),
+        "key": key.astype(query_dtype),
+        "value": arrays["value"],
+    }
     results = statistics_of(library, cache, query)
-    assert_right(results, {name: x.astype(asked) for name, x in call.items()} | {"attn_mask": J <= I}, asked)
+    assert_right(
+        results, {name: x.astype(query_dtype) for name, x in call.items()} | {"attn_mask": J <= I}, query_dtype
+    )
 
 
 def test_the_weights_of_a_token_say_what_to_evict(rng: np.random.Generator) -> None:
@@ -115,8 +121,8 @@ def test_inside_a_jit(library: Library, arrays: dict[str, np.ndarray]) -> None:
 
 def test_the_arguments_are_those_of_both() -> None:
     """Of `attend`, without what weights do not have; and of the function."""
-    ours, attend, function = (
+    method, attend, function = (
         inspect.signature(x).parameters
         for x in (KVCache.statistics, KVCache.attend, sdpa_xp.attention_statistics)
     )
-    assert {*ours} == ({*attend} | {*function}) - {"key", "layout", "dropout_p", "rng", "reproducible"}
+    assert {*method} == ({*attend} | {*function}) - {"key", "layout", "dropout_p", "rng", "reproducible"}

@@ -40,26 +40,26 @@ def paged(put: Any, key: np.ndarray, value: np.ndarray, layout: Any, **more: Any
     return PagedKVCache(*pools, TABLE, [12, 12], layout=layout, **more)
 
 
-def drawn(rng: np.random.Generator, stored: str, asked: str) -> tuple[dict[str, np.ndarray], Any]:
+def drawn(rng: np.random.Generator, stored: str, query_dtype: str) -> tuple[dict[str, np.ndarray], Any]:
     """A call of the numbers in the wider dtype, and the keys and values as they are stored."""
     call = draw_named(rng, SHAPES, np.float64)
     narrow = [call[name].astype(stored) for name in ("key", "value")]
     call = {"query": call["query"], "key": narrow[0], "value": narrow[1]}
-    return {name: x.astype(asked) for name, x in call.items()}, narrow
+    return {name: x.astype(query_dtype) for name, x in call.items()}, narrow
 
 
 @pytest.mark.sampled(3, on="EAGER_JAX")
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
 @pytest.mark.parametrize("make", [contiguous, paged])
-@pytest.mark.parametrize(("stored", "asked"), KINDS)
+@pytest.mark.parametrize(("stored", "query_dtype"), KINDS)
 def test_each_dtype(
-    library: Library, rng: np.random.Generator, stored: str, asked: str, make: Made, layout: str
+    library: Library, rng: np.random.Generator, stored: str, query_dtype: str, make: Made, layout: str
 ) -> None:
     """Output and log-sum-exp, rotated, with a mask, a bias and a soft cap, are those of wider keys."""
     library.needs(stored)
-    library.needs(asked)
-    call, narrow = drawn(rng, stored, asked)
+    library.needs(query_dtype)
+    call, narrow = drawn(rng, stored, query_dtype)
     rotary = Rotary(8)
     with library.guard():
         rotated = library.get(rotary.apply(library.put(call["query"]), 7))
@@ -67,12 +67,12 @@ def test_each_dtype(
         query = library.put(moved(call["query"], layout))
         state, output = cache.attend_state(query, **RULES), cache.attend(query, **RULES)
     assert state.output.dtype == output.dtype == query.dtype
-    call |= {"query": rotated, "attn_mask": WINDOW, "bias": ALIBI.astype(asked)}
+    call |= {"query": rotated, "attn_mask": WINDOW, "bias": ALIBI.astype(query_dtype)}
     for result in (state.output, output):
         assert_agrees(library, moved(library.get(result), layout), call, softcap=3.0)
     lse, expected = library.get(state.lse), reference.attention(**call, softcap=3.0)[1]
-    assert lse.dtype == asked
-    np.testing.assert_allclose(lse, expected, rtol=1e-5 if asked == "float32" else 1e-14, atol=1e-6)
+    assert lse.dtype == query_dtype
+    np.testing.assert_allclose(lse, expected, rtol=1e-5 if query_dtype == "float32" else 1e-14, atol=1e-6)
 
 
 @pytest.mark.parametrize("make", [contiguous, paged])

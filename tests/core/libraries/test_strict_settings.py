@@ -272,6 +272,9 @@ RESULTS: dict[str, Callable[[Any, Any], Any]] = {
     "merge_states": lambda q, k: sdpa_xp.merge_states([sdpa_xp.AttentionState(k, part(q, np.s_[..., 0]))] * 2),
     "varlen_attention": lambda q, k: sdpa_xp.varlen_attention(*first(q, k)),
     "varlen_attention_state": lambda q, k: sdpa_xp.varlen_attention_state(*first(q, k)),
+    "varlen_attention_statistics": lambda q, k: sdpa_xp.varlen_attention_statistics(
+        *first(q, k)[:2], *first(q, k)[3:], of="key_sums"
+    ),
     "ring_attention": on_one_device,
     "linear_attention": lambda q, k: sdpa_xp.linear_attention(q, k, k),
     "linear_attention, delta": lambda q, k: sdpa_xp.linear_attention(q, k, k, beta=part(k, np.s_[..., :1])),
