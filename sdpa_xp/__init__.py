@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ._states import AttentionState, merge_states
     from ._statistics import AttentionStatistics, attention_statistics
     from ._top_keys import top_keys
-    from ._varlen import varlen_attention, varlen_attention_state
+    from ._varlen import varlen_attention, varlen_attention_state, varlen_attention_statistics
     from ._weights import attention_scores, attention_weights
     from .caches.kv import KVCache
     from .caches.paged import PagedKVCache
@@ -65,6 +65,7 @@ __all__ = [
     "top_keys",
     "varlen_attention",
     "varlen_attention_state",
+    "varlen_attention_statistics",
 ]
 
 _NAMES = {
@@ -82,7 +83,7 @@ _NAMES = {
     "_states": "AttentionState merge_states",
     "_statistics": "AttentionStatistics attention_statistics",
     "_top_keys": "top_keys",
-    "_varlen": "varlen_attention varlen_attention_state",
+    "_varlen": "varlen_attention varlen_attention_state varlen_attention_statistics",
     "_weights": "attention_scores attention_weights",
 }
 _MODULES = {name: module or name for module, names in _NAMES.items() for name in names.split()}

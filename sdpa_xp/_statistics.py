@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Generic, Literal, NamedTuple, TypeAlias, TypeVar, Unpack, cast, get_args
+from functools import partial
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, Unpack, cast, get_args
 
 from ._call.options import CallOptions, StatisticsOptions, takes_options
 from ._call.prepared_call import PreparedCall, prepare
@@ -13,7 +14,10 @@ from ._chunked import cut_call
 from ._libraries import overridden
 from ._libraries.protocols import AnyArray, Array, Dtype
 from ._programs.statistics import Computed, Request, statistics
-from ._tiles.plan import plan_tiles
+from ._sequences.groups import in_groups
+from ._sequences.sequences import Sequences
+from ._sources.quantised import source_of
+from ._tiles.plan import plan_tiles, plan_widened
 from .errors import ArgumentTypeError, ArgumentValueError
 from .masks import Mask
 
@@ -113,33 +117,43 @@ def attention_statistics(
         Zhai et al., "Preventing Attention Entropy Collapse", arXiv 2303.06296, section 3, for the entropy.
         Zhang et al., "H2O", arXiv 2306.14048, section 4, for the sums of keys.
     """
-    request = _check_request(of, top_k, block_size)
+    request = check_request(FUNCTION, of, top_k, block_size)
     options = CallOptions.from_keywords(attn_mask, keywords)
     inputs = {"query": query, "key": key}
     others = {"of": of, "top_k": top_k, "block_size": block_size}
     result = overridden(FUNCTION, inputs, lambda: options._asdict() | others)
     if result is not NotImplemented:
         return cast(AttentionStatistics[A], result)
-    call = prepare(FUNCTION, inputs, options)
+    return returned_statistics(prepare(FUNCTION, inputs, options), request)
+
+
+def returned_statistics(
+    call: PreparedCall, request: Request, sequences: Sequences | None = None
+) -> AttentionStatistics[Any]:
+    """Return the statistics of a checked call, or of its sequences, as the caller gets them."""
     with call.computing():
-        # A string, because torch.compile cannot trace the index.
-        result = cast("AttentionStatistics[A]", _in_caller_form(call, _compute(call, request)))
+        compute = partial(_compute, request)
+        computed = compute(call) if sequences is None else in_groups(call, sequences, compute)
+        result = _in_caller_form(call, computed)
     return call.checked(result)
 
 
-def _compute(call: PreparedCall, request: Request) -> Computed:
+def _compute(request: Request, call: PreparedCall) -> Computed:
+    function = call.grid.function
     if call.grid.library.chunks is not None:
         if request.top_k or request.block_size:
             rule = "`of` must have neither 'top_keys' nor 'block_sums' for arrays in chunks"
             hint = "Compute the query and the key first."
-            raise ArgumentTypeError(FUNCTION, rule, {"query": shown(call.arrays["query"])}, hint)
+            raise ArgumentTypeError(function, rule, {"query": shown(call.arrays["query"])}, hint)
         if (cut := cut_call(call)) is not None:
             return _reductions(call, request, cut.scores, cut.weights)
     if request.block_size is not None and call.grid.placement is not None:
         rule = "`of` must not have 'block_sums' if a compiler knows a length by its symbol alone"
-        raise ArgumentValueError(FUNCTION, rule, {"L": call.sizes.queries, "S": call.sizes.keys})
-    plan = plan_tiles(call.grid, call.sizes.group, call.sizes.width)
-    return statistics(call.draw_scores(), plan, request)
+        raise ArgumentValueError(function, rule, {"L": call.sizes.queries, "S": call.sizes.keys})
+    # Keys of a cache may be quantised or narrower than the query, and are widened tile by tile.
+    choose = plan_tiles if call.arrays["key"].dtype == call.grid.input_dtype else plan_widened
+    plan = choose(call.grid, call.sizes.group, call.sizes.width)
+    return statistics(call.draw_scores()._replace(key=source_of(call.arrays, "key")), plan, request)
 
 
 def _reductions(
@@ -175,7 +189,7 @@ def _in_caller_form(call: PreparedCall, results: Computed) -> AttentionStatistic
     if weights is not None:
         grid = call.grid
         keys = call.remove_head_axis(results["top_indices"])
-        if grid.library.has_dtype(FUNCTION, grid.xp, grid.device, "int64"):
+        if grid.library.has_dtype(grid.function, grid.xp, grid.device, "int64"):
             keys = grid.xp.astype(keys, grid.xp.int64)
         top = TopKeys(weights, keys)
     return AttentionStatistics(
@@ -183,28 +197,30 @@ def _in_caller_form(call: PreparedCall, results: Computed) -> AttentionStatistic
     )
 
 
-def _check_request(of: object, top_k: object, block_size: object) -> Request:
-    """Check the names in `of`, and the arguments that some of them need."""
+def check_request(
+    function: str, of: object, top_k: object, block_size: object = None, known: Sequence[str] = NAMES
+) -> Request:
+    """Check that the names in `of` are `known`, and the arguments that some of them need."""
     names = [of] if isinstance(of, str) else of
     if not isinstance(names, Sequence) or not names:
-        rule = f"`of` must be one or several of {', '.join(map(repr, NAMES))}"
+        rule = f"`of` must be one or several of {', '.join(map(repr, known))}"
         kind = ArgumentValueError if isinstance(names, Sequence) else ArgumentTypeError
-        raise kind(FUNCTION, rule, {"of": shown(of)})
+        raise kind(function, rule, {"of": shown(of)})
     for name in names:
-        if not isinstance(name, str) or name not in NAMES:
-            rule = f"`of` must have no other names than {', '.join(map(repr, NAMES))}"
-            raise ArgumentValueError(FUNCTION, rule, {"of": shown(name)}, nearest_hint(name, NAMES))
-    _check_needed("top_k", top_k, "top_keys", names)
-    _check_needed("block_size", block_size, "block_sums", names)
-    count = 0 if top_k is None else check_integer(FUNCTION, "top_k", top_k, least=1)
-    blocks = None if block_size is None else check_block_size(FUNCTION, block_size)
+        if not isinstance(name, str) or name not in known:
+            rule = f"`of` must have no other names than {', '.join(map(repr, known))}"
+            raise ArgumentValueError(function, rule, {"of": shown(name)}, nearest_hint(name, known))
+    _check_needed(function, "top_k", top_k, "top_keys", names)
+    _check_needed(function, "block_size", block_size, "block_sums", names)
+    count = 0 if top_k is None else check_integer(function, "top_k", top_k, least=1)
+    blocks = None if block_size is None else check_block_size(function, block_size)
     return Request("row_max" in names, "entropy" in names, "key_sums" in names, count, blocks)
 
 
-def _check_needed(name: str, value: object, statistic: str, names: Sequence[object]) -> None:
+def _check_needed(function: str, name: str, value: object, statistic: str, names: Sequence[object]) -> None:
     if (value is None) != (statistic in names):
         return
     rule = f"`{name}` is required for {statistic!r}"
     if value is not None:
         rule = f"`{name}` needs {statistic!r} in `of`"
-    raise ArgumentValueError(FUNCTION, rule, {name: shown(value), "of": shown([*names])})
+    raise ArgumentValueError(function, rule, {name: shown(value), "of": shown([*names])})

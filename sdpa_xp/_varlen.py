@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, Unpack, cast
 
-from ._call.options import AttentionOptions, CallOptions, takes_options
+from ._call.options import AttentionOptions, CallOptions, StatisticsOptions, takes_options
 from ._call.prepared_call import PreparedCall, prepare
 from ._checks.arrays import HLE, LHE, check_axes
 from ._checks.integers import check_cumulative_lengths, check_same_length, read_together
@@ -16,6 +16,7 @@ from ._programs.scores import ResultName
 from ._sequences import groups
 from ._sequences.sequences import Sequences, lengths_of
 from ._states import AttentionState, returned_output, returned_state
+from ._statistics import NAMES, AttentionStatistics, StatisticName, check_request, returned_statistics
 from .masks import Mask
 
 A = TypeVar("A", bound=AnyArray)
@@ -122,6 +123,47 @@ def varlen_attention_state(
     return returned_state(call, partial(_attend, call, inputs, cu_seqlens_q, cu_seqlens_k), base)
 
 
+@takes_options(StatisticsOptions, layout="...LHE")
+def varlen_attention_statistics(
+    query: A,
+    key: AnyArray,
+    cu_seqlens_q: Sequence[int] | AnyArray,
+    cu_seqlens_k: Sequence[int] | AnyArray,
+    attn_mask: Mask | AnyArray | None = None,
+    *,
+    of: StatisticName | Sequence[StatisticName],
+    top_k: int | None = None,
+    **keywords: Unpack[StatisticsOptions],
+) -> AttentionStatistics[A]:
+    """Compute statistics of the scores and weights of `varlen_attention`, without an L x S array.
+
+    Args:
+        query: (T, Hq, E). All other arguments and errors are as in `varlen_attention`.
+        of: As in `attention_statistics`, but for "block_sums".
+        top_k: As in `attention_statistics`.
+
+    Returns:
+        The statistics as attributes, in the dtype of the scores. Those of queries are (Hq, T), `top_keys` (Hq,
+            T, top_k) and `key_sums` (Hq, U). Indices count from the first key of their sequence.
+
+    Examples:
+        >>> import numpy as np
+        >>> rows = np.zeros((3, 1, 1))
+        >>> statistics = varlen_attention_statistics(rows, rows, [0, 2, 3], [0, 1, 3], of="key_sums")
+        >>> statistics.key_sums
+        array([[2. , 0.5, 0.5]])
+
+    References:
+        Zhang et al., "H2O", arXiv 2306.14048, section 4, for the sums of keys.
+    """
+    function = "varlen_attention_statistics"
+    request = check_request(function, of, top_k, known=NAMES[:-1])
+    options = CallOptions.from_keywords(attn_mask, keywords, layout=LHE)
+    inputs = {"query": query, "key": key}
+    call = _prepare(function, inputs, options)
+    return returned_statistics(call, request, _sequences_of(call, inputs, cu_seqlens_q, cu_seqlens_k))
+
+
 def _prepare(function: str, inputs: Mapping[str, Any], options: CallOptions) -> PreparedCall:
     call = prepare(function, inputs, options, has_entries=True)
     check_axes(function, {name: array.shape for name, array in inputs.items()}, 3)
@@ -136,8 +178,15 @@ def _attend(
     *names: ResultName,
 ) -> dict[str, Array]:
     """Return what is named: the packed output (Hq, T, Ev), the log-sum-exp (Hq, T)."""
+    return groups.attend(call, _sequences_of(call, inputs, cu_seqlens_q, cu_seqlens_k), *names)
+
+
+def _sequences_of(
+    call: PreparedCall, inputs: Mapping[str, Any], cu_seqlens_q: object, cu_seqlens_k: object
+) -> Sequences:
+    """Check where the sequences begin and end."""
     function, axis = call.grid.function, -2 if call.layout == HLE else -3
-    keys = {name: inputs[name] for name in ("key", "value")}
+    keys = {name: array for name, array in inputs.items() if name != "query"}
     # Together, so that a device is waited for once.
     cu_seqlens_q, cu_seqlens_k = read_together(inputs["query"], cu_seqlens_q, cu_seqlens_k)
     starts_q = check_cumulative_lengths(
@@ -147,4 +196,4 @@ def _attend(
     check_same_length(function, {"cu_seqlens_q": starts_q, "cu_seqlens_k": starts_k})
 
     lengths = [*zip(lengths_of(starts_q), lengths_of(starts_k), strict=True)]
-    return groups.attend(call, Sequences(lengths, (starts_q, starts_k)), *names)
+    return Sequences(lengths, (starts_q, starts_k))

@@ -16,7 +16,15 @@ from internals import device, judge, namespace, reference
 from libraries import EAGER_JAX, Library
 
 import sdpa_xp
-from sdpa_xp import AttentionState, PagedKVCache, attention_scores, biases, masks, scaled_dot_product_attention
+from sdpa_xp import (
+    AttentionState,
+    AttentionStatistics,
+    PagedKVCache,
+    attention_scores,
+    biases,
+    masks,
+    scaled_dot_product_attention,
+)
 
 F = np.float32
 HEADS, SIZE = 4, 4
@@ -197,10 +205,15 @@ def pairs_of(library: Library, query: np.ndarray, key: np.ndarray, **rules: Any)
 def statistics_of(library: Library, query: np.ndarray, key: np.ndarray, **rules: Any) -> dict[str, Any]:
     """All that the library has, by name; Dask lacks two."""
     names = {"of": OF_CHUNKS} if library.lazy else {"of": OF, "top_k": K, "block_size": BLOCK}
-    computed = library.call(sdpa_xp.attention_statistics, query, key, **names, **rules)._asdict()
+    return named(library.call(sdpa_xp.attention_statistics, query, key, **names, **rules))
+
+
+def named(statistics: AttentionStatistics[Any]) -> dict[str, Any]:
+    """The statistics that were asked for, by name."""
+    computed = statistics._asdict()
     top = computed.pop("top_keys")
-    named = {name: x for name, x in computed.items() if x is not None}
-    return named if top is None else named | {"top_weights": top.weights, "top_indices": top.indices}
+    arrays = {name: x for name, x in computed.items() if x is not None}
+    return arrays if top is None else arrays | {"top_weights": top.weights, "top_indices": top.indices}
 
 
 def varlen(library: Library, sequences: Sequences, layout: str = "...HLE", **rules: Any) -> list[Results]:
@@ -211,7 +224,15 @@ def varlen(library: Library, sequences: Sequences, layout: str = "...HLE", **rul
     assert isinstance(state, AttentionState)
     alone = library.call(sdpa_xp.varlen_attention, *arrays, **rules)
     results = host(library, layout, output=state.output, lse=state.lse, alone=alone)
-    return by_sequence(results | {"lse": results["lse"] * math.log(2)}, lengths[0])
+    results = by_sequence(results | {"lse": results["lse"] * math.log(2)}, lengths[0])
+    wanted: Any = {"of": OF_CHUNKS} if library.lazy else {"of": OF[:4], "top_k": K}
+    statistics = host(
+        library, **named(library.call(sdpa_xp.varlen_attention_statistics, *arrays[:2], **wanted, **rules))
+    )
+    of_keys = {name: x for name, x in statistics.items() if name == "key_sums"}
+    of_rows = {name: x for name, x in statistics.items() if name != "key_sums"}
+    of_sequences = zip(by_sequence(of_keys, lengths[1]), by_sequence(of_rows, lengths[0]), strict=True)
+    return [x | sums | rows for x, (sums, rows) in zip(results, of_sequences, strict=True)]
 
 
 def pages(
@@ -254,14 +275,17 @@ def reductions(scores: np.ndarray, weights: np.ndarray) -> Results:
     order = np.argsort(-np.nan_to_num(weights, nan=0), axis=-1, kind="stable")[..., :K]
     chosen = np.take_along_axis(weights, order, axis=-1)
     missing = [(0, 0)] * (weights.ndim - 1) + [(0, K - order.shape[-1])]
-    cuts = [np.arange(0, n, size) for n, size in zip(weights.shape[-2:], BLOCK, strict=True)]
+    blocks = weights
+    for axis, size in zip((-2, -1), BLOCK, strict=True):
+        if weights.size:  # of no number there are no blocks
+            blocks = np.add.reduceat(blocks, np.arange(0, weights.shape[axis], size), axis=axis)
     return {
         "weights": weights,
         "scores": scores,
         "row_max": np.max(scores, axis=-1, initial=-np.inf),
         "entropy": -np.sum(weights * logarithms, axis=-1),
         "key_sums": np.sum(weights, axis=-2),
-        "block_sums": np.add.reduceat(np.add.reduceat(weights, cuts[0], axis=-2), cuts[1], axis=-1),
+        "block_sums": blocks,
         "top_weights": np.pad(chosen, missing),
         "top_indices": np.pad(np.where(chosen > 0, order, -1), missing, constant_values=-1),
     }
@@ -277,7 +301,7 @@ def assert_right(
     """
     of_scores = "float64" if of_query == "float64" else "float32"
     output, lse, weights, scores = reference.attention_and_scores(**call)
-    exact = plain = {"output": output, "lse": lse}
+    exact = plain = {"output": output, "lse": lse} | reductions(scores, weights)
     if scores.size:
         narrow = {
             name: x.astype(of_scores) if isinstance(x, np.ndarray) and x.dtype != bool else x
@@ -285,18 +309,15 @@ def assert_right(
         }
         with np.errstate(all="ignore"):
             plain = reference.stages(np, **narrow)
-        plain, exact = (
-            plain | reductions(plain["scores"], plain["weights"]),
-            exact | reductions(scores, weights),
-        )
+        plain = plain | reductions(plain["scores"], plain["weights"])
     for name, result in results.items():
         dtype = of_query if name in ("output", "alone", "weights", "scores") else of_scores
         name = "output" if name == "alone" else name
         assert result.shape == exact[name].shape, name
         if name == "top_indices":
             np.testing.assert_array_equal(result < 0, exact[name] < 0)
-            chosen = np.take_along_axis(exact["weights"], np.maximum(result, 0), axis=-1)
-            name, result = "top_weights", np.where(result < 0, 0, chosen).astype(dtype)
+            with_none = np.concatenate([exact["weights"], np.zeros_like(exact["entropy"])[..., None]], axis=-1)
+            name, result = "top_weights", np.take_along_axis(with_none, result, axis=-1).astype(dtype)
         assert result.dtype.name == dtype, name
         empty = np.isneginf(exact[name])
         np.testing.assert_array_equal(np.isneginf(result), empty, err_msg=name)

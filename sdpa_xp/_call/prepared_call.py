@@ -38,7 +38,7 @@ from .._sources import ArraySource
 from .._tiles import tuning
 from .._tiles.grid import FirstPosition
 from .._tiles.modifier import ScoreModifier
-from .._tiles.plan import Plan, asked_threads, plan_tiles, with_patches
+from .._tiles.plan import Plan, asked_threads, plan_tiles, plan_widened, with_patches
 from .._tiles.score_grid import ScoreGrid
 from .options import (
     CallOptions,
@@ -181,7 +181,11 @@ class PreparedCall(NamedTuple):
     def plan(self) -> Plan:
         """Return the tiles of the whole call."""
         widths = self.sizes.width + self.arrays["value"].shape[-1]
-        plan, options = plan_tiles(self.grid, self.sizes.group, widths), self.bound_options()
+        is_narrow = (
+            self.arrays["key"].dtype != self.grid.input_dtype
+        )  # in a cache, which is never widened as a whole
+        choose = plan_widened if is_narrow else plan_tiles
+        plan, options = choose(self.grid, self.sizes.group, widths), self.bound_options()
         # Other options may have arrays of pairs or of rows, which are cut into ranges; so are the sums of
         # reproducible calls.
         has_ranges = self.options.dropout_p or self.grid.is_reproducible or not options.is_plain
@@ -294,7 +298,8 @@ def prepare(
         query = inputs["query"]
         from .reproducible import on_host  # few programs need it
 
-        inputs, options = on_host(function, inputs, options)
+        is_cache = queries_at_end or cache_shapes is not None
+        inputs, options = on_host(function, inputs, options, has_one_dtype=not is_cache)
         converted_from = None if type(inputs["query"]) is type(query) else query
     signature = call_signature(function, inputs, options, (queries_at_end, cache_shapes))
     call = None if signature is None else _CACHE.get(signature)
@@ -338,6 +343,8 @@ def _validated(
     floating = tensors if cache_shapes is None else {"query": tensors["query"]}
     for name, array in floating.items():
         check_floating(function, name, array)
+    if queries_at_end and cache_shapes is None:  # the cache has checked its query, whose dtype may be wider
+        floating = {name: array for name, array in tensors.items() if name != "query"}
     check_one_dtype(function, floating)  # masks and biases may have others
     check_one_device(function, arrays)
     query = tensors["query"]

@@ -21,9 +21,11 @@ from .options import CallOptions, arrays_of, with_arrays
 
 
 def on_host(
-    function: str, inputs: Mapping[str, Any], options: CallOptions
+    function: str, inputs: Mapping[str, Any], options: CallOptions, *, has_one_dtype: bool
 ) -> tuple[Mapping[str, Any], CallOptions]:
     """Return the inputs and options of a reproducible call with arrays of the host library.
+
+    Inputs that need not have one dtype have been checked.
 
     Raises:
         ValueError: The call cannot be reproducible. The message names the reason.
@@ -31,7 +33,8 @@ def on_host(
     host, reason, arrays = host_library(), _refusal(inputs, options), inputs
     if not all(host.owns(array) and host.array_signature(array) for array in inputs.values()):
         _, arrays = check_one_library(function, {**inputs, **dict(arrays_of(options))})
-        check_one_dtype(function, {name: arrays[name] for name in inputs})
+        if has_one_dtype:
+            check_one_dtype(function, {name: arrays[name] for name in inputs})
         check_one_device(function, arrays)
         library = library_of(arrays["query"])
         if library is not host:

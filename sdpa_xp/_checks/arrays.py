@@ -143,7 +143,8 @@ def check_one_dtype(function: str, arrays: Mapping[str, Array]) -> None:
                 hint = f"Convert the input: {messages.cast_text(array, first, dtype_name(array.dtype))}"
                 hint += f", or the layer: layer.to(dtype={dtype_name(reference.dtype)!r})."
             elif name.startswith("cache."):  # nor what a cache holds
-                hint = f"Convert the new tokens: {messages.cast_text(array, first, f'{name}.dtype')}."
+                hint = messages.cast_text(array, first, f"{name}.dtype")
+                hint = f"A cache takes new tokens in its own dtype: {hint}."
             raise ArgumentTypeError(function, rule, got, hint)
 
 
@@ -184,7 +185,7 @@ def check_shapes(
         other_layout = LHE if layout == HLE else HLE
         if not (isinstance(error, ArgumentValueError) and _fits(query, key, value, other_layout)):
             raise
-        what = "the cache needs" if function.endswith((".attend", ".attend_state")) else "it is"
+        what = "the cache needs" if "KVCache." in function else "it is"
         hint = f'If the length comes before the heads, {what} `layout="{other_layout}"`.'
         if layout == LHE:
             hint = f'If the heads come before the length, {what} `layout="{other_layout}"`.'

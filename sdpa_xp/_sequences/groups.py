@@ -12,6 +12,7 @@ from typing import NamedTuple, cast
 from .. import _chunked
 from .._call.prepared_call import PreparedCall
 from .._checks.arrays import LHE, swap_heads_and_length
+from .._checks.integers import Integers
 from .._libraries import computing, namespace_of
 from .._libraries.protocols import Array
 from .._programs.output import attend as attend_to
@@ -24,7 +25,7 @@ from .._sources.quantised import factored_operands, source_of
 from .._tiles.on_device import PaddedLengths
 from .._tiles.plan import Plan, takes_threads
 from .._tiles.score_grid import BatchPart, ScoreGrid
-from ..masks.lengths import KeysBefore
+from ..masks.lengths import KeysBefore, QueriesBefore
 from ..masks.patterns import AllOf
 from .sequences import ENTRY, LENGTHS, PAGES, POSITION, STARTS, Entries, Sequences, is_contiguous
 
@@ -94,6 +95,23 @@ def attend(call: PreparedCall, sequences: Sequences, *names: ResultName) -> dict
     return call.connected(results)
 
 
+def in_groups(
+    call: PreparedCall, sequences: Sequences, compute: Callable[[PreparedCall], Mapping[str, Array]]
+) -> dict[str, Array]:
+    """Return what `compute` returns of packed sequences, (Hq, T, n), and its `key_sums`, (Hq, 1, U)."""
+    computed: dict[str, dict[Entries, Array]] = {}
+    transpose = call.grid.xp.matrix_transpose
+    for group in _groups(call, sequences, call.sizes.width, sums_queries=True):
+        query, key, _ = _arrays_of(call, sequences, ("key", "key"), group, None)
+        arrays = {"query": query, "key": cast(ArraySource, key).array}
+        of_group = call.changed(grid=group.grid, arrays=arrays).with_bound_options(group.options)
+        for name, array in compute(of_group).items():
+            rows = transpose(array) if name == "key_sums" else array
+            computed.setdefault(name, {})[group.entries] = rows
+    joined = {name: _joined(arrays, sequences, int(name == "key_sums")) for name, arrays in computed.items()}
+    return {name: transpose(array) if name == "key_sums" else array for name, array in joined.items()}
+
+
 def _compute_all(
     grid: ScoreGrid, compute: Callable[..., Array | None], groups: Sequence[Group], widths: int
 ) -> None:
@@ -119,8 +137,13 @@ def _compute_all(
         threads.run_tasks(compute, small, None if has_threads else 1)
 
 
-def _groups(call: PreparedCall, sequences: Sequences, widths: int) -> list[Group]:
-    """Return the groups of a call, whose options are bound to the lengths of each."""
+def _groups(
+    call: PreparedCall, sequences: Sequences, widths: int, *, sums_queries: bool = False
+) -> list[Group]:
+    """Return the groups of a call, whose options are bound to the lengths of each.
+
+    If queries are summed, those of padding count as masked, and sequences without queries have sums too.
+    """
     batch, group, is_packed = call.grid, call.sizes.group, sequences.starts[0] is not None
     if is_packed:
         batch = replace(batch, batch=(len(sequences.lengths),))
@@ -140,9 +163,12 @@ def _groups(call: PreparedCall, sequences: Sequences, widths: int) -> list[Group
             options = call.bind(grid)
             if len({*keys}) > 1:
                 options = options._replace(mask=AllOf((KeysBefore(padding.real_keys()), options.mask)))
+            if len({*queries}) > 1 and sums_queries:
+                real = QueriesBefore(Integers(padding.query_lengths, min(queries), max(queries)))
+                options = options._replace(mask=AllOf((real, options.mask)))
         groups.append(Group(entries, grid, options, sequences.plan(grid, group, widths), table))
     # Without any packed query one group stays, from which the output has its shape and its dtype.
-    return [group for group in groups if group.grid.queries or not is_packed] or groups[:1]
+    return [group for group in groups if group.grid.queries or sums_queries or not is_packed] or groups[:1]
 
 
 def _arrays_of(
@@ -203,16 +229,16 @@ def _packed_output(call: PreparedCall, tokens: int, width: int) -> Array:
     return swap_heads_and_length(xp, xp.zeros(shape, dtype=call.result_dtype, device=grid.device), layout)
 
 
-def _joined(outputs: Mapping[Entries, Array], sequences: Sequences) -> Array:
+def _joined(outputs: Mapping[Entries, Array], sequences: Sequences, side: int = 0) -> Array:
     """Return outputs (n, heads, longest, width) of all groups as (heads, T, width) or (N, heads, L, width).
 
-    Rows of padding are left out.
+    Rows of padding are left out. They are those of the queries, or on side 1 those of the keys.
     """
     parts: dict[int, Array] = {}
-    is_packed = sequences.starts[0] is not None
+    is_packed = sequences.starts[side] is not None
     for entries, output in outputs.items():
         xp, (n, heads, longest, width) = namespace_of(output), output.shape
-        lengths = [sequences.lengths[entry][0] for entry in entries]
+        lengths = [sequences.lengths[entry][side] for entry in entries]
         if not is_contiguous(entries) or min(lengths) < longest:
             cut = (output[n, :, :l, :] if is_packed else output[n : n + 1, ...] for n, l in enumerate(lengths))
             parts |= zip(entries, cut, strict=True)

@@ -36,7 +36,7 @@ def run(call: PreparedCall) -> tuple[Array, ...]:
     is_causal = bool(call.call_options.is_causal)
     options = call.call_options._replace(**checked, is_causal=is_causal, layout=HLE, implementation="xp")
     description, arrays = describe(options)
-    of_call = call.grid.function, call.grid.position.least != 0, *description
+    of_call = call.grid.function, call.grid.function.startswith("KVCache."), *description
     return tuple(OPERATOR("[[], []]", *of_call, [*call.arrays.values(), *arrays]))
 
 

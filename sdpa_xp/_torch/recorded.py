@@ -49,8 +49,8 @@ def _attend_with_lse(call: PreparedCall) -> dict[str, Array]:
     of_constant = ArrayBias(-constant)
     other = call.call_options.bias
     bias = of_constant if other is None else as_bias(grid.function, other) + of_constant
-    shape = (*call.arrays["value"].shape[:-1], 1)
-    ones = xp.full(shape, 1.0, dtype=grid.input_dtype, device=grid.device)
+    value = call.arrays["value"]
+    ones = xp.full((*value.shape[:-1], 1), 1.0, dtype=value.dtype, device=grid.device)
     zeros = xp.zeros((grid.heads,), dtype=grid.dtype, device=grid.device)
     changes: Any = {"sinks": zeros, "dropout_p": 0.0, "rng": None}
     of_sum = call.changed(

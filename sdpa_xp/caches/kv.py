@@ -8,16 +8,17 @@ from functools import partial
 from typing import Any, Literal, Self, TypeVar, Unpack, cast
 
 from .._attention import compute_output, compute_state
-from .._call.options import CallOptions, Keywords, takes_options
+from .._call.options import CallOptions, Keywords, StatisticsKeywords, takes_options
 from .._call.prepared_call import prepare
 from .._checks.arrays import Layout, check_one_kind, check_plain_array, headed
 from .._checks.integers import IntegersLike
 from .._checks.keywords import LARGEST_INTEGER, check_flag, check_integer, check_lse_base, explains_keywords
 from .._display import table
-from .._libraries import has_override, is_array, library_of, namespace_of
-from .._libraries.protocols import AnyArray, Array, Dtype
+from .._libraries import dtype_name, has_override, is_array, library_of, namespace_of
+from .._libraries.protocols import AnyArray, Array, Dtype, Shape
 from .._sequences import attend_quantised
 from .._states import AttentionState, returned_output, returned_state
+from .._statistics import AttentionStatistics, StatisticName, check_request, returned_statistics
 from ..errors import ArgumentValueError
 from ..masks import Mask
 from ..positional.positions import Consecutive
@@ -140,7 +141,7 @@ class KVCache(Cache[A]):
         Args:
             stored: The arrays by name; they are not copied, and keys are stored rotated. All other arguments
                 are as in `KVCache`.
-            dtype: The dtype of queries and of keys that are appended; None is that of the scales.
+            dtype: The dtype of keys that are appended, and the narrowest of queries; None is the scales'.
 
         Raises:
             TypeError: The codes are not int8 or uint8, or a scale has a dtype that does not fit.
@@ -366,7 +367,9 @@ class KVCache(Cache[A]):
         """Return the attention of the last L tokens of the cache over all its tokens.
 
         Args:
-            query: (..., Hq, L, E). All other arguments and errors are as in `scaled_dot_product_attention`.
+            query: (..., Hq, L, E), in the dtype of the cache or in a wider one, such as float32 for a cache in
+                float16, which is exact: keys and values are widened a tile at a time. All other arguments and
+                errors are as in `scaled_dot_product_attention`.
             attn_mask: A mask or an array. A query has the position of its token, also for masks and biases:
                 `sliding_window(255, 0)` means the last 256 positions.
             positions: The positions of the queries, if these are not the last tokens: that of the first, or L
@@ -402,31 +405,80 @@ class KVCache(Cache[A]):
         """
         options = CallOptions.from_keywords(attn_mask, keywords, is_causal=True, layout=self._layout)
         state = self._attended(query, positions, options, returns_state=True, lse_base=lse_base)
-        return cast(AttentionState[A], state)
+        return cast("AttentionState[A]", state)  # which torch.compile cannot trace without quotes
+
+    @takes_options(StatisticsKeywords, is_causal=True)
+    def statistics(
+        self,
+        query: A,
+        attn_mask: Mask | AnyArray | None = None,
+        *,
+        of: StatisticName | Sequence[StatisticName],
+        top_k: int | None = None,
+        block_size: int | tuple[int, int] | None = None,
+        positions: TokenPositionsLike | None = None,
+        **keywords: Unpack[StatisticsKeywords],
+    ) -> AttentionStatistics[A]:
+        """Compute statistics of the scores and weights of `attend`, without an L x S array.
+
+        Args:
+            query: (..., Hq, L, E). All other arguments and errors are as in `attend`.
+            of: As in `attention_statistics`, such as "key_sums" to find the tokens that are attended least.
+            top_k: As in `attention_statistics`.
+            block_size: As in `attention_statistics`.
+
+        Returns:
+            The statistics as attributes. Their indices and their S count the tokens in the cache.
+
+        Examples:
+            >>> import numpy as np
+            >>> from sdpa_xp import KVCache
+            >>> cache = KVCache(np.ones((1, 3, 2)), np.ones((1, 3, 2)))
+            >>> cache.statistics(np.ones((1, 2, 2)), of="key_sums").key_sums.round(3)
+            array([[0.833, 0.833, 0.333]])
+        """
+        function = "KVCache.statistics"
+        request = check_request(function, of, top_k, block_size)
+        options = CallOptions.from_keywords(attn_mask, keywords, is_causal=True, layout=self._layout)
+        inputs, options, shapes = self._inputs(function, query, positions, options)
+        inputs = {name: array for name, array in inputs.items() if not name.startswith("value")}
+        call = prepare(function, inputs, options, queries_at_end=True, cache_shapes=shapes)
+        return returned_statistics(call, request)
 
     def _attended(
         self, query: AnyArray, positions: object, options: CallOptions, *, returns_state: bool, lse_base: object
     ) -> Any:
         """Return the output, or the state with a log-sum-exp to `lse_base`."""
         function = "KVCache.attend_state" if returns_state else "KVCache.attend"
-        array, cached = check_plain_array(function, "query", query), self._tokens.buffers.arrays["key"]
-        self._check_query(function, array, cached)
-        if len(array.shape) > 2:  # others are refused below, as in every call
-            with context_of(cached):
-                array, options = self._placed(function, array, positions, options)
-        # Quantised tokens are widened tile by tile; arrays in chunks by tasks.
-        if self._quantisation is not None and library_of(cached).chunks is None and not has_override(cached):
-            inputs, shapes = {"query": array, **self._stored()}, (self._shape("key"), self._shape("value"))
+        inputs, options, shapes = self._inputs(function, query, positions, options)
+        if shapes is not None:
             call = prepare(function, inputs, options, queries_at_end=True, cache_shapes=shapes)
             compute = partial(attend_quantised, call)
             if returns_state:
                 return returned_state(call, compute, check_lse_base(function, lse_base))
             return returned_output(call, compute)
         # With `queries_at_end` the causal mask counts from the last token, as the queries are the last ones.
-        arrays = array, self._wide("key"), self._wide("value")
+        array, key, value = inputs.values()
         if returns_state:
-            return compute_state(function, *arrays, options, lse_base=lse_base, queries_at_end=True)
-        return compute_output(function, *arrays, options, queries_at_end=True)
+            return compute_state(function, array, key, value, options, lse_base=lse_base, queries_at_end=True)
+        return compute_output(function, array, key, value, options, queries_at_end=True)
+
+    def _inputs(
+        self, function: str, query: AnyArray, positions: object, options: CallOptions
+    ) -> tuple[dict[str, Array], CallOptions, tuple[Shape, Shape] | None]:
+        """Return the arrays of a call, the query rotated; its options; and the shapes of quantised tokens."""
+        array, cached = check_plain_array(function, "query", query), self._tokens.buffers.arrays["key"]
+        is_wider = self._check_query(function, array, cached)
+        if len(array.shape) > 2:  # others are refused below, as in every call
+            with context_of(cached):
+                array, options = self._placed(function, array, positions, options)
+        # Quantised tokens are widened tile by tile; arrays in chunks by tasks.
+        if self._quantisation is not None and library_of(cached).chunks is None and not has_override(cached):
+            return {"query": array, **self._stored()}, options, (self._shape("key"), self._shape("value"))
+        # For a wider query, keys are widened tile by tile too. But the forms of a graph take one dtype.
+        is_cast = is_wider and (self._quantisation is not None or has_override(array, cached))
+        dtype = dtype_name(array.dtype) if is_cast else ""
+        return {"query": array, **{name: self._wide(name, dtype) for name in self._names}}, options, None
 
     def _placed(
         self, function: str, query: Array, positions: object, options: CallOptions

@@ -317,7 +317,8 @@ class PagedKVCache(Cache[A]):
 
         Args:
             query: (N, Hq, L, E); with `cu_seqlens_q` packed, (Hq, T, E), or (T, Hq, E) with `layout="...LHE"`.
-                All other arguments and errors are as in `scaled_dot_product_attention`.
+                Its dtype may be wider, as in `KVCache.attend`. All other arguments and errors are as in
+                `scaled_dot_product_attention`.
             attn_mask: A mask, which counts positions as in `KVCache`, or an array that broadcasts to (N, Hq, L,
                 1), or to (N, Hq, 1, 1) if the queries are packed: sequences may have different S.
             cu_seqlens_q: As in `varlen_attention`; a sequence may have no query.

@@ -26,7 +26,7 @@ class Quantisation(Tree, Immutable):
 
     bits: int
     dtype: str
-    """The dtype of the keys and values that are appended, and of the queries.
+    """The dtype of the keys and values that are appended, and the narrowest of queries.
 
     A name, since MLX cannot copy its dtypes.
     """
@@ -47,11 +47,12 @@ class Quantisation(Tree, Immutable):
                 codes[name], scales[f"{kind}_scale"] = quantise(array, channels, self.bits, axis)
         return codes | scales
 
-    def widened(self, name: str, codes: Array, scale: Array) -> Array:
-        """Return the keys or the values that codes stand for, a copy."""
+    def widened(self, name: str, codes: Array, scale: Array, dtype: str = "") -> Array:
+        """Return the keys or the values that codes stand for, a copy, in their dtype or in another one."""
         with computing(codes):
             channels, xp = self.key_channels if name == "key" else None, namespace_of(codes)
-            return astype_if_needed(xp, widen(codes, scale, channels, scale.dtype), self._dtype(xp))
+            wide = getattr(xp, dtype) if dtype else self._dtype(xp)
+            return astype_if_needed(xp, widen(codes, scale, channels, scale.dtype), wide)
 
     def like(self, codes: Array) -> Array:
         """Return an array without elements that has the dtype of the keys, for checks of what is passed."""

@@ -25,6 +25,7 @@ PACKED = {name: x[0].swapaxes(0, 1) for name, x in CALL.items()} | {
     "cu_seqlens_q": [0, 3],
     "cu_seqlens_k": [0, 5],
 }
+PACKED_KEYS = {name: x for name, x in PACKED.items() if name != "value"}
 ROTARY = positional.Rotary(8)
 LINEAR = Linear(np.ones((8, 8), F))
 BLOCKS = np.ones((3, 2, 4, 8), F)
@@ -47,6 +48,7 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (sdpa_xp.attention_statistics, {"query": Q, "key": K, "of": "block_sums", "block_size": 2}),
     (sdpa_xp.top_keys, {"query": Q, "key": K, "top_k": 1}),
     *((f, PACKED) for f in (sdpa_xp.varlen_attention, sdpa_xp.varlen_attention_state)),
+    (sdpa_xp.varlen_attention_statistics, PACKED_KEYS | {"of": "top_keys", "top_k": 1}),
     (sdpa_xp.dot_product_attention, {name: x.swapaxes(-2, -3) for name, x in CALL.items()}),
     *((f, LINEAR_CALL) for f in (sdpa_xp.linear_attention, sdpa_xp.linear_attention_vjp)),
     (
@@ -57,6 +59,8 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (KVCache, {"key": K, "value": V}),
     (CACHE.append, NEW | {"value": np.ones((2, 2, 1, 6), F)}),
     *((attend, {"query": Q}) for attend in (CACHE.attend, CACHE.attend_state)),
+    (CACHE.statistics, {"query": Q, "of": "top_keys", "top_k": 1}),
+    (CACHE.statistics, {"query": Q, "of": "block_sums", "block_size": 2}),
     *((drop, {"count": 1}) for drop in (CACHE.drop_first, CACHE.drop_last)),
     (CACHE.take_tokens, {"slots": [0]}),
     (CACHE.take_entries, {"entries": [0]}),

@@ -12,7 +12,14 @@ import pytest
 from internals import ONE_CORE, TileSize, memory, override
 
 import sdpa_xp
-from sdpa_xp import KVCache, biases, masks, scaled_dot_product_attention, scaled_dot_product_attention_vjp
+from sdpa_xp import (
+    KVCache,
+    PagedKVCache,
+    biases,
+    masks,
+    scaled_dot_product_attention,
+    scaled_dot_product_attention_vjp,
+)
 
 F = np.float32
 
@@ -112,6 +119,19 @@ def test_no_second_derivative_makes_a_score_matrix(make: Made) -> None:
         return pullback.jvp(x[0], named(x), x[0])
 
     assert_linear(make, push, more=2)  # twice as many results
+
+
+@pytest.mark.parametrize("queries", [1, 70])
+@pytest.mark.parametrize("is_paged", [False, True])
+def test_a_cache_is_not_widened_as_a_whole(rng: np.random.Generator, queries: int, is_paged: bool) -> None:
+    """float32 queries of a float16 cache: its keys alone would take 16 MiB in float32."""
+    tokens = rng.standard_normal((1, 1, 65536, 64)).astype(np.float16)
+    query = rng.standard_normal((1, 1, queries, 64)).astype(F)
+    cache: Any = KVCache(tokens, tokens)
+    if is_paged:
+        pool = tokens.reshape(4096, 1, 16, 64)
+        cache = PagedKVCache(pool, pool, [[*range(4096)]], [65536])
+    assert peak(lambda: cache.attend(query)) < 8 * 2**20
 
 
 def test_no_answer_of_a_mask_is_kept_for_other_heads_without_need() -> None:

@@ -272,6 +272,9 @@ RESULTS: dict[str, Callable[[Any, Any], Any]] = {
     "merge_states": lambda q, k: sdpa_xp.merge_states([sdpa_xp.AttentionState(k, part(q, np.s_[..., 0]))] * 2),
     "varlen_attention": lambda q, k: sdpa_xp.varlen_attention(*first(q, k)),
     "varlen_attention_state": lambda q, k: sdpa_xp.varlen_attention_state(*first(q, k)),
+    "varlen_attention_statistics": lambda q, k: sdpa_xp.varlen_attention_statistics(
+        *first(q, k)[:2], *first(q, k)[3:], of="key_sums"
+    ),
     "ring_attention": on_one_device,
     "linear_attention": lambda q, k: sdpa_xp.linear_attention(q, k, k),
     "linear_attention, delta": lambda q, k: sdpa_xp.linear_attention(q, k, k, beta=part(k, np.s_[..., :1])),
@@ -281,6 +284,7 @@ RESULTS: dict[str, Callable[[Any, Any], Any]] = {
     ),
     "KVCache.attend": lambda q, k: KVCache(k, k).attend(q),
     "KVCache.attend_state": lambda q, k: KVCache(k, k).attend_state(q),
+    "KVCache.statistics": lambda q, k: KVCache(k, k).statistics(q, of="key_sums"),
     "PagedKVCache.attend": lambda q, k: paged(k).attend(q),
     "PagedKVCache.attend_state": lambda q, k: paged(k).attend_state(q),
 }

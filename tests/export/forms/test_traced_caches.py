@@ -109,6 +109,31 @@ def test_prompt_and_steps_by_one_graph(name: str, form: str) -> None:
     agreed(verify_layer(model, stepping(rotary, **rules)))
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_queries_wider_than_the_cache(form: str) -> None:
+    """A graph widens the keys and values that it keeps in float16."""
+    half = [TensorSpec("float16", spec.shape) for spec in (NEW, NEW, PAST, PAST)]
+    model = to_onnx(stepping(**RULES["window and alibi"]), QUERY, *half, form=form)
+    query, *narrow = (x.astype(np.float16) for x in drawn())
+    wide = [query.astype(F), *(x.astype(F) for x in narrow)]
+    exact, rounded = (
+        at_once([x.astype(kind) for x in wide], None, RULES["window and alibi"]) for kind in (float, F)
+    )
+    assert judge(decoded(model, [wide[0], *narrow]), exact, rounded, "float32").agrees
+    agreed(verify_layer(model, stepping(**RULES["window and alibi"])))
+
+
+def test_statistics_of_each_step() -> None:
+    """The functions of the array API write them, for a cache of any length."""
+
+    def step(query: Any, key: Any, value: Any, past_key: Any, past_value: Any) -> Any:
+        cache = KVCache(past_key, past_value).append(key, value)
+        return cache.statistics(query, masks.sliding_window(2, 0), of=("row_max", "entropy", "key_sums"))
+
+    model = to_onnx(step, QUERY, NEW, NEW, PAST, PAST)
+    agreed(verify_layer(model, step))
+
+
 @pytest.mark.parametrize("form", ["auto", "tiled", "primitive"])
 def test_the_log_sum_exp_of_each_step(form: str) -> None:
     """`attend_state` in a graph, in base 2, against one causal call."""
