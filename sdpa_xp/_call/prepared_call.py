@@ -181,9 +181,8 @@ class PreparedCall(NamedTuple):
     def plan(self) -> Plan:
         """Return the tiles of the whole call."""
         widths = self.sizes.width + self.arrays["value"].shape[-1]
-        is_narrow = (
-            self.arrays["key"].dtype != self.grid.input_dtype
-        )  # in a cache, which is never widened as a whole
+        # Keys narrower than the query are those of a cache, which is never widened as a whole.
+        is_narrow = self.arrays["key"].dtype != self.grid.input_dtype
         choose = plan_widened if is_narrow else plan_tiles
         plan, options = choose(self.grid, self.sizes.group, widths), self.bound_options()
         # Other options may have arrays of pairs or of rows, which are cut into ranges; so are the sums of

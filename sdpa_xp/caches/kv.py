@@ -368,8 +368,8 @@ class KVCache(Cache[A]):
 
         Args:
             query: (..., Hq, L, E), in the dtype of the cache or in a wider one, such as float32 for a cache in
-                float16, which is exact: keys and values are widened a tile at a time. All other arguments and
-                errors are as in `scaled_dot_product_attention`.
+                float16, which is exact: keys and values are widened a tile at a time, but for a jit of JAX. All
+                other arguments and errors are as in `scaled_dot_product_attention`.
             attn_mask: A mask or an array. A query has the position of its token, also for masks and biases:
                 `sliding_window(255, 0)` means the last 256 positions.
             positions: The positions of the queries, if these are not the last tokens: that of the first, or L
