@@ -54,7 +54,7 @@ class Fault(Immutable):
     """The defect of the field that the case comes from."""
 
     def __str__(self) -> str:
-        why = f" [{self.why}]" if self.why else ""
+        why = f" [the case is for: {self.why}]" if self.why else ""
         return (
             f"{self.case}, {self.dtype} ({', '.join(self.rules)}): {self.what}{why}; smallest: {self.smallest}"
         )
