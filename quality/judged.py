@@ -21,6 +21,7 @@ RESULTS = Path(__file__).parents[1] / "results" / "judge.json"
 OURS = "sdpa_xp:scaled_dot_product_attention"
 JUDGED: dict[str, tuple[str, str | None]] = {
     "torch SDPA": ("torch.nn.functional:scaled_dot_product_attention", None),
+    "torch SDPA, compiled": ("quality.judged:compiled", "torch"),
     "FlexAttention, eager": ("quality.judged:flex_attention", "torch"),
     "jax.nn": ("jax.nn:dot_product_attention", None),
     "keras.ops": ("keras.ops:dot_product_attention", None),
@@ -30,6 +31,7 @@ JUDGED: dict[str, tuple[str, str | None]] = {
         for release in ("1.23.2", "1.28.0", "1.31.1", "1.32.0")
     },
     "MultiHeadAttention in onnxruntime 1.31.1": ("quality.judged:multi_head", None),
+    "GroupQueryAttention in onnxruntime 1.31.1": ("quality.judged:grouped_query", None),
     "Attention-23 in ONNX's evaluator": ("quality.judged:evaluated", None),
     "Attention-23 in OpenVINO": ("quality.judged:openvino_attention", None),
     "one_file.py": ("examples.one_file:attention", None),
@@ -62,7 +64,11 @@ def flex_attention(
 
 
 def model_of(
-    node: str, arrays: Mapping[str, Any], options: Mapping[str, Any], *, inputs: Sequence[str] = ()
+    node: str,
+    arrays: Mapping[str, Any],
+    options: Mapping[str, Any],
+    *,
+    inputs: Sequence[str] = (),
 ) -> Any:
     """Return a graph of one node, of the shapes of a call; its inputs are the arrays, or in this order."""
     from onnx import helper
@@ -73,7 +79,8 @@ def model_of(
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.asarray(x).dtype), x.shape)
         for name, x in arrays.items()
     ]
-    written = helper.make_node(node, [*(inputs or arrays)], ["output"], domain=domain, **stated)
+    outputs = ["output", "", ""] if node == "GroupQueryAttention" else ["output"]
+    written = helper.make_node(node, [*(inputs or arrays)], outputs, domain=domain, **stated)
     output = helper.make_tensor_value_info("output", info[0].type.tensor_type.elem_type, None)
     opsets = [helper.make_opsetid("", 23)] + [helper.make_opsetid(domain, 1)] * bool(domain)
     graph = helper.make_graph([written], "attention", info, [output])
@@ -128,13 +135,45 @@ def attention_in(run: Callable[[Any, Mapping[str, Any]], Any]) -> Callable[..., 
 onnx_attention, evaluated, openvino_attention = map(attention_in, (in_onnxruntime, in_evaluator, in_openvino))
 
 
+def packed(tokens: Mapping[str, Any]) -> dict[str, Any]:
+    """(B, H, L, E) -> (B, L, H * E)."""
+    return {name: x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], -1) for name, x in tokens.items()}
+
+
+def grouped_query(
+    query: Any, key: Any, value: Any, scale: float | None = None, softcap: float | None = None
+) -> Any:
+    """GroupQueryAttention of com.microsoft, in onnxruntime: causal, of as many keys as queries."""
+    ends, keys = np.full(query.shape[0], key.shape[2] - 1, np.int32), np.asarray(key.shape[2], np.int32)
+    arrays = packed({"query": query, "key": key, "value": value}) | {"ends": ends, "keys": keys}
+    inputs = ["query", "key", "value", "", "", "ends", "keys"]
+    options = {"num_heads": query.shape[1], "kv_num_heads": key.shape[1], "scale": scale, "softcap": softcap}
+    output = in_onnxruntime(model_of("GroupQueryAttention", arrays, options, inputs=inputs), arrays)
+    return output.reshape(*output.shape[:2], query.shape[1], -1).swapaxes(1, 2)
+
+
+def compiled(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """torch SDPA through torch.compile, of the call's own shapes."""
+    import torch
+
+    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 10**6
+    function = torch.compile(torch.nn.functional.scaled_dot_product_attention, dynamic=False)
+    return function(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
 def multi_head(
     query: Any, key: Any, value: Any, bias: Any = None, is_causal: bool = False, scale: float | None = None
 ) -> Any:
     """MultiHeadAttention of com.microsoft, in onnxruntime."""
-    heads = query.shape[1]
-    tokens = {"query": query, "key": key, "value": value}
-    arrays = {name: x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], -1) for name, x in tokens.items()}
+    heads, arrays = query.shape[1], packed({"query": query, "key": key, "value": value})
     inputs = [*arrays] if bias is None else [*arrays, "", "", "bias"]
     arrays |= {} if bias is None else {"bias": bias}
     options = {"num_heads": heads, "scale": scale, "unidirectional": int(is_causal)}

@@ -22,6 +22,8 @@ from .semantics import BOOLEAN, LACKS, LEAKS, REFUSED, WRONG, expected, is_judge
 from .verdict import Answer, Fault, NotJudged, Verdict
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
+OF_LENGTHS = ("causal", "no keys")
+"""The fields of questions that are about unlike lengths."""
 REFUSES = "refused: "
 """How the reason begins if the function raised."""
 SHRINKS = 60
@@ -95,6 +97,8 @@ class Judgement:
             case, field = questions()[entry["question"]], entry["field"]
             no_floats = case.bias is not None and self.answers.get("floating") in BOOLEAN
             answer = LACKS if no_floats else self._answer(case, field, entry["answers"])
+            if answer == REFUSED and field not in OF_LENGTHS:  # it may take as many keys as queries alone
+                answer = self._answer(replace(case, lengths=(7, 7)), field, entry["answers"])
             self.answers[field] = answer
             profile.append(Answer(entry["question"], answer, entry["answers"][0], entry["rule"]))
         return (*profile, self._kept_dtype(data()["dtype"]))
@@ -182,6 +186,9 @@ class Judgement:
         plain = {case.name: case for case in all_cases() if case.is_plain}
         takes = {one.dtype for one in tried if one.case.name in plain}
         refused = [x for x in left_out if x.case in plain and x.dtype in takes and x.reason.startswith(REFUSES)]
+        unlike = {name for name, case in plain.items() if case.lengths[0] != case.lengths[1]}
+        if not unlike & {one.case.name for one in tried}:  # it takes as many keys as queries alone
+            refused = [x for x in refused if x.case not in unlike]
         if self.function.is_model or not refused:
             return ()
         first, shown = refused[0], plain[refused[0].case].described()

@@ -186,6 +186,19 @@ def test_a_function_that_is_always_causal() -> None:
     assert verdict.agrees, verdict
 
 
+def test_a_function_that_takes_equal_lengths_alone_is_asked_with_these() -> None:
+    def causal(query: Any, key: Any, value: Any, attn_mask: Any = None) -> Any:
+        if query.shape[-2] != key.shape[-2]:
+            raise NotImplementedError("as many keys as queries")
+        return attention(query, key, value, attn_mask, is_causal=True)
+
+    verdict = judge(causal, dtypes=["float32"])
+    profile = {a.question: a.answer for a in verdict.profile}
+    assert profile["If it is told nothing, a query attends to"] == "upper left"
+    assert profile["A query whose keys are all masked gives"] == "0"
+    assert verdict.agrees, verdict
+
+
 def test_a_function_that_raises_for_some_lengths_only_is_wrong() -> None:
     def theirs(query: Any, key: Any, value: Any) -> Any:
         if key.shape[-2] % 8:
