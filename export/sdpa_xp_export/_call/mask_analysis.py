@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -217,6 +217,8 @@ class CallNumbers:
     """What each number is in the call, such as `sliding_window(left=256)`."""
     operands: tuple[tuple[str, str], ...] = ()
     """Each integer input of the layer that the call uses, and as what: `("lengths", "key_lengths")`."""
+    block: int = 1
+    """The keys of a block, of which lists of keys have the numbers."""
 
     def lengths(self, queries: int, keys: int, names: Sequence[str]) -> dict[str, int]:
         """Return lengths for this many queries and keys, as far as `names` allow it; others are 1."""
@@ -235,6 +237,21 @@ class CallNumbers:
         return math.prod(map(float, self.sizes(lengths)))
 
 
+def keys_of_a_block(call: ExportCall) -> int:
+    """Return the keys of a block of the largest `masks.keys` in the masks of a call; 1 if there is none."""
+    return max((size for mask in call.masks for size in _block_sizes(mask)), default=1)
+
+
+def _block_sizes(mask: object) -> Iterator[int]:
+    if isinstance(mask, Mask):
+        arguments: Mapping[str, Any] = mask.arguments
+        if mask.name == "keys":
+            yield arguments["block_size"][1]
+        for part in arguments.values():
+            for inner in part if isinstance(part, tuple) else (part,):
+                yield from _block_sizes(inner)
+
+
 def numbers_of(call: ExportCall, sources: Mapping[str, str]) -> CallNumbers:
     """Return the numbers of a call; `sources` maps its inputs to the inputs of the layer that they are."""
     operands = tuple(
@@ -242,14 +259,20 @@ def numbers_of(call: ExportCall, sources: Mapping[str, str]) -> CallNumbers:
         for name, spec in call.inputs.items()
         if spec.dtype in INTEGERS and name in sources
     )
-    return CallNumbers(tuple(call.sizes.scores_shape), constant_names(call), operands)
+    block = keys_of_a_block(call)
+    return CallNumbers(tuple(call.sizes.scores_shape), constant_names(call), operands, block)
 
 
 def numbers_as_json(calls: Iterable[CallNumbers]) -> str:
     """Return the numbers of calls as text, each different call once."""
     # Layers repeat a call, and JSON has no tuples: equal texts are equal calls.
     written = [
-        [[*map(str, call.scores_shape)], {str(n): name for n, name in call.names.items()}, call.operands]
+        [
+            [*map(str, call.scores_shape)],
+            {str(n): name for n, name in call.names.items()},
+            call.operands,
+            *([call.block] if call.block > 1 else []),
+        ]
         for call in calls
     ]
     return json.dumps([json.loads(text) for text in dict.fromkeys(map(json.dumps, written))])
@@ -263,9 +286,10 @@ def numbers_from_json(text: str) -> list[CallNumbers]:
                 tuple(map(str, shape)),
                 # A file may hold any number.
                 {int(n): str(name) for n, name in names.items() if 0 < int(n) < 2**31},
-                tuple((str(name), str(operand)) for pairs in operands for name, operand in pairs),
+                tuple((str(name), str(operand)) for pairs in more[:1] for name, operand in pairs),
+                next((block for block in more[1:2] if isinstance(block, int) and block > 1), 1),
             )
-            for shape, names, *operands in json.loads(text)
+            for shape, names, *more in json.loads(text)
             if len(shape) >= 2 and all(len(str(length)) <= LONGEST_NAME for length in shape)
         ]
     except (AttributeError, RecursionError, TypeError, ValueError):

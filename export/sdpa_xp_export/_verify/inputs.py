@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdpa_xp._checks.keywords import check_integer
-from sdpa_xp.masks import Mask
 
 from .._call.call import ExportCall
+from .._call.mask_analysis import keys_of_a_block
 from .._call.operands import Input, argument_of
 from .._dtypes.dtype import INTEGERS, numpy_dtype
 from .._runtime.limits import check_time
@@ -103,8 +103,7 @@ def random_inputs(
     """
     new = call.key.shape[call.length_axis] if call.cached else 0
     queries, keys, appended = (evaluated(n, lengths) for n in (call.sizes.queries, call.sizes.keys, new))
-    columns = [size for mask in call.masks for size in _block_sizes(mask)]
-    counts = TokenCounts(queries, keys, keys - appended, -(-keys // max(columns, default=1)))
+    counts = TokenCounts(queries, keys, keys - appended, keys_of_a_block(call))
     # A sum of two least numbers would be -inf. Beside one of a half dtype the textbook formula in that dtype
     # loses the scores, and array libraries are compared with it; a wider formula keeps some of their digits.
     may_be_least = len(call.biases) == 1 and call.query.dtype not in HALVES
@@ -279,19 +278,8 @@ class TokenCounts(NamedTuple):
     keys: int
     past: int = 0
     """The keys that a padded cache may have before the new ones."""
-    blocks: int = 0
-    """The blocks of keys that lists of keys choose from."""
-
-
-def _block_sizes(mask: Any) -> Iterator[int]:
-    """Yield the keys of a block of each `masks.keys` in a mask, which may be of several joined ones."""
-    if isinstance(mask, Mask):
-        arguments: Mapping[str, Any] = mask.arguments
-        if mask.name == "keys":
-            yield arguments["block_size"][1]
-        for part in arguments.values():
-            for inner in part if isinstance(part, tuple) else (part,):
-                yield from _block_sizes(inner)
+    block: int = 1
+    """The keys of a block, of which lists of keys have the numbers."""
 
 
 def drawn_integers(
@@ -315,8 +303,8 @@ def drawn_integers(
             lengths.flat[0], lengths.flat[-1] = 0, most
         return clipped(_at_an_end(lengths, 0, FAR if operand == "length" else most, choice), dtype)
     if operand == "indices":
-        indices = rng.integers(-1, max(counts.blocks, 0), shape)
-        return clipped(_at_an_end(indices, -1, counts.blocks - 1, choice), dtype)
+        blocks = -(-counts.keys // counts.block)
+        return clipped(_at_an_end(rng.integers(-1, blocks, shape), -1, blocks - 1, choice), dtype)
     if operand == "offset":
         offsets = rng.integers(-2, max(counts.keys - counts.queries, 0) + 3, shape)
         return clipped(_at_an_end(offsets, -FAR, FAR, choice), dtype)

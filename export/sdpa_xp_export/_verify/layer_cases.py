@@ -221,7 +221,8 @@ class LayerInputs:
             return far_integers(shape, dtype, max(lengths.values(), default=1), rng, choice)
         drawn = []
         for call, operand in [use for use in uses if use[1] in LENGTHS] or uses[:1]:
-            counts = TokenCounts(*(min(size, MOST) for size in call.sizes(lengths)[-2:]))
+            queries, keys = (min(size, MOST) for size in call.sizes(lengths)[-2:])
+            counts = TokenCounts(queries, keys, block=call.block)
             drawn.append(drawn_integers(operand, shape, dtype, counts, rng, choice))
         most = self.rows[name] - 1 if name in self.rows else max(lengths.values(), default=1)
         if not drawn:

@@ -175,6 +175,13 @@ def test_verify_draws_lists_that_the_mask_takes(size: int) -> None:
     mask = masks.keys(lists, size) & masks.causal()
     assert exporter.verify(exporter.export_attention(query, key, key, mask)).agrees
 
+    def layer(query: Any, key: Any, lists: Any) -> Any:
+        return scaled_dot_product_attention(query, key, key, masks.keys(lists, size))
+
+    model = exporter.to_onnx(layer, query, key, lists)
+    assert exporter.verify_layer(model, layer).agrees
+    assert not exporter.verify_layer(model, lambda query, key, lists: 0 * layer(query, key, lists)).agrees
+
 
 @pytest.mark.needs("onnxruntime")
 def test_an_exported_layer_takes_lists_of_each_run(rng: np.random.Generator) -> None:
