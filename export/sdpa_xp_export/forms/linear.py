@@ -53,6 +53,11 @@ def _lack_of_operator(runtime: Runtime, form: str, values: Values) -> str | None
 def _write_attention(graph: Graph, values: Values, rules: Mapping[str, Any], reason: str | None) -> Any:
     """query, key, value -> Transpose, Reshape -> LinearAttention -> Reshape, Transpose."""
     check_linear_arrays(graph.function, values)
+    for name in ("query", "key", "value"):
+        heads = (-2 if rules["layout"] == LHE else -3,) if values[name].ndim > 2 else ()
+        if not all(isinstance(values[name].dims[axis], int) for axis in (*heads, -1)):
+            rule = f"the heads and the width of `{name}` must be numbers"
+            raise ArgumentValueError(graph.function, rule, {f"{name}.shape": values[name].dims})
     dtype = "float64" if values["query"].elem_type == "float64" else "float32"
     shapes = {name: graph.loose(value.dims) for name, value in values.items()}
     call = check_linear_shapes(graph.function, cast(Any, shapes), dtype, **rules)

@@ -153,6 +153,15 @@ def test_a_scan_has_either_layout_and_no_state(batch: int | str) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "heads": (
+        {"query": TensorSpec("float32", ("B", "Hq", "L", 8))},
+        "the heads and the width of `query` must be",
+    ),
+    "no heads": ({"key": TensorSpec("float32", ("B", "L", 8))}, "the heads and the width of `key` must be"),
+    "width": (
+        {"value": TensorSpec("float32", ("B", 2, "L", "Ev"))},
+        "the heads and the width of `value` must be",
+    ),
     "batches": (
         {"form": "primitive", "key": TensorSpec("float32", (1, 2, "L", 8))},
         "must have heads and one batch",
