@@ -134,7 +134,6 @@ PLACES = {
     "LINEAR_ELEMENTS": "sdpa_xp._linear.call:ELEMENTS",
     "load": "sdpa_xp_export._files.loading:load",
     "LONG_LAYER_TRIAL": "sdpa_xp_export._verify.case_lengths:LONG",
-    "LONGER": "sdpa_xp_export._demo.comparison:LONGER",
     "LONGEST_CALL": "sdpa_xp_export._call.text:LONGEST_CALL",
     "LONGEST_TRIAL": "sdpa_xp_export._verify.call_cases:LONGEST",
     "MaskTensor": "sdpa_xp.integrations._transformers_masks:MaskTensor",

@@ -398,8 +398,8 @@ class StatedModel:
     @property
     def operators(self) -> set[str]:
         """The names of the operators, also in loops and functions."""
-        parts = messages(self.model)
-        return {part.op_type for part in parts if isinstance(part, onnx.NodeProto)}
+        whole = self.model if isinstance(self.model, onnx.ModelProto) else self.model.graph
+        return {part.op_type for part in messages(whole) if isinstance(part, onnx.NodeProto)}
 
     @property
     def dtypes(self) -> set[str]:

@@ -11,6 +11,8 @@ import internals
 import numpy as np
 import pytest
 
+from quality.agreement.features import LENGTHS, features
+
 
 def expected_output(
     call: internals.ExportCall, inputs: dict[str, Any], computed_in: str
@@ -19,23 +21,23 @@ def expected_output(
     return internals.expected_rows(call.outputs, arguments, computed_in)[call.outputs[0]]
 
 
-@pytest.mark.parametrize("case", internals.features("float64"))
+@pytest.mark.parametrize("case", features("float64"))
 def test_the_textbook_formula_means_the_same(case: str) -> None:
     """In float64 the two differ by rounding alone: else the bound, twice their difference, would allow it."""
-    call = internals.features("float64")[case].call
+    call = features("float64")[case].call
     for seed in range(3):
-        inputs = internals.random_inputs(call, internals.LENGTHS, np.random.default_rng(seed))
+        inputs = internals.random_inputs(call, LENGTHS, np.random.default_rng(seed))
         expected = expected_output(call, inputs, "float64")
         exact, rounded = expected.reference, expected.textbook
         np.testing.assert_allclose(rounded, exact, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize("case", internals.features("float32"))
+@pytest.mark.parametrize("case", features("float32"))
 def test_the_bound_is_a_matter_of_rounding(case: str, dtype: str) -> None:
     """No sample makes the textbook formula so bad that its bound would pass a wrong result."""
-    call = internals.features(dtype)[case].call
-    inputs = internals.random_inputs(call, internals.LENGTHS, np.random.default_rng(0))
+    call = features(dtype)[case].call
+    inputs = internals.random_inputs(call, LENGTHS, np.random.default_rng(0))
     expected = expected_output(call, inputs, dtype)
     exact, rounded = expected.reference, expected.textbook
     agreement = internals.judge(rounded, exact, rounded, dtype)
