@@ -58,7 +58,8 @@ class KVCache(Cache[A]):
 
     Positions:
         A token keeps its position when others are dropped. `rotary`, and masks and biases with a formula, count
-        positions. Arrays, `document`, `padding` and `is_causal` count tokens as they lie in the cache.
+        positions. Arrays, `is_causal`, and the masks `document`, `padding`, `blocks`, `keys`, `tree` and
+        `neighbourhood` count tokens as they lie in the cache.
 
     Raises:
         TypeError: The arrays have several libraries or dtypes, or are not writeable although there is a

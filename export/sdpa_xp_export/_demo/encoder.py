@@ -221,6 +221,8 @@ def findings(encoded: Activations) -> Iterator[str]:
 
 def check_folder(folder: Path, *, overwrite: bool) -> None:
     """Check that the files of the demo do not exist, or may be replaced."""
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(Message("demo", "`output` must be a folder", {"output": folder}))
     for name in (MODEL, PICTURE):
         if os.path.lexists(folder / name) and not overwrite:  # also a broken link
             hint = "Pass `overwrite=True` to replace it."

@@ -105,14 +105,15 @@ class Judgement:
 
     def _kept_dtype(self, entry: Mapping[str, Any]) -> Answer:
         """Ask whether the result has the dtype of the query, in each dtype that the function takes."""
-        case, others = questions()[entry["question"]], []
+        case, others, takes = questions()[entry["question"]], [], False
         for dtype in filter(self.function.backend.holds, self.dtypes):
             try:
                 got = self.function.results(case, dtype, self.answers)["output"].dtype.name
             except Exception:  # a dtype that it refuses has no result
                 continue
+            takes = True
             others += [f"{got} of {dtype}"] if got != dtype else []
-        answer = self.answers["dtype"] = ", ".join(others) or entry["answers"][0]
+        answer = self.answers["dtype"] = ", ".join(others) or (entry["answers"][0] if takes else REFUSED)
         return Answer(entry["question"], answer, entry["answers"][0], entry["rule"])
 
     def _answer(self, case: HardCase, field: str, answers: Iterable[str]) -> str:
@@ -153,7 +154,7 @@ class Judgement:
             return f"{REFUSES}{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
         rows = expected(case, dtype, self.answers)
         of_query = data()["dtype"]["answers"][0]
-        kept = self.answers.get("dtype", of_query) == of_query
+        kept = self.answers.get("dtype", of_query) in (of_query, REFUSED)
         wrong = [
             f"{n} is {x.dtype.name}"
             for n, x in results.items()

@@ -1,10 +1,10 @@
-"""Compare attention on every installed array library, and export it to ONNX graphs that onnxruntime runs.
+"""Export attention to ONNX graphs that onnxruntime runs, verify them, and judge attention functions.
 
 Exit codes:
   0    success
-  1    a result disagrees, the engine fails to run a model, a node did not run
-       on the required provider, or the engine is another one or older than
-       required
+  1    a result disagrees, a function is judged wrong, the engine fails to run
+       a model, a node did not run on the required provider, or the engine is
+       another one or older than required
   2    an argument is wrong, a file is missing or cannot be written, or the
        provider is not offered
   130  interrupted
