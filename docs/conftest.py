@@ -138,8 +138,8 @@ def folder(
     """Where the blocks of a page write: they share it, and nothing else does.
 
     The playground gets its models of 2 heads and one soft cap alone, models are
-    verified in one process and without the longest runs, libraries are compared
-    at one length; where the site is built, nothing is left out.
+    verified in one process and without the longest runs; where the site is
+    built, nothing is left out.
     """
     from short_runs import leave_out_long_runs, run_models_by
 
@@ -150,6 +150,5 @@ def folder(
         leave_out_long_runs(patch)
         override(patch, "LONGEST_TRIAL", 140)
         override(patch, "OTHER_SIZES", ((64, 64),))
-        override(patch, "LONGER", ())
         patch.chdir(tmp_path_factory.mktemp("page"))
         yield
