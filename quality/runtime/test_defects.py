@@ -65,6 +65,7 @@ def trials() -> dict[str, Trial]:
     none_in_1 = np.where(ROWS == 1, False, np.ones((3, 5), bool))
     first_4, real_4 = COLUMNS < 4, [None, None, None, np.asarray([4])]
     poisoned = [*tokens[:2], np.where(first_4[:, None], tokens[2], np.nan).astype(np.float32)]
+    halves = [x.astype(np.float16) for x in (250 + QUERY, 250 + KEY / 50, VALUE)]
     five = RNG.standard_normal((1, 2, 5, 8))
     with_nan = np.where(COLUMNS[:, None] == 2, np.nan, five)
     nan = np.asarray([np.nan, 0.0], np.float32)
@@ -83,6 +84,7 @@ def trials() -> dict[str, Trial]:
         ),
         "least biases": Trial([*tokens, least], np.broadcast_to(VALUE.mean(-2, keepdims=True), QUERY.shape)),
         "float64": Trial([QUERY, KEY, VALUE], attention()),
+        "overflow": Trial(halves, attention(query=halves[0].astype(float), key=halves[1].astype(float))),
         "masked NaN": Trial([*poisoned, np.broadcast_to(first_4, (3, 5))], attention(first_4)),
         "empty batch": Trial([empty] * 3, empty, heads),
         "diagonal": Trial(lines, packed(attention(ROWS >= COLUMNS)), heads | {"unidirectional": 1}),
@@ -126,7 +128,7 @@ def is_right(outputs: Any, right: Any) -> bool:
     (output,) = outputs[0].values()
     if output.dtype.kind == "i":
         return bool((output == right).all())
-    close = 1e-5 if output.dtype == np.float32 else 1e-13
+    close = {"float16": 1e-2, "float32": 1e-5}.get(output.dtype.name, 1e-13)
     return bool(np.allclose(output, right, rtol=0, atol=close, equal_nan=True))
 
 
