@@ -17,7 +17,7 @@ from ._programs.statistics import Computed, Request, statistics
 from ._sequences.groups import in_groups
 from ._sequences.sequences import Sequences
 from ._sources.quantised import source_of
-from ._tiles.plan import plan_tiles, plan_widened
+from ._tiles.plan import plan_for
 from .errors import ArgumentTypeError, ArgumentValueError
 from .masks import Mask
 
@@ -150,9 +150,7 @@ def _compute(request: Request, call: PreparedCall) -> Computed:
     if request.block_size is not None and call.grid.placement is not None:
         rule = "`of` must not have 'block_sums' if a compiler knows a length by its symbol alone"
         raise ArgumentValueError(function, rule, {"L": call.sizes.queries, "S": call.sizes.keys})
-    # Keys of a cache may be quantised or narrower than the query, and are widened tile by tile.
-    choose = plan_tiles if call.arrays["key"].dtype == call.grid.input_dtype else plan_widened
-    plan = choose(call.grid, call.sizes.group, call.sizes.width)
+    plan = plan_for(call.arrays["key"].dtype, call.grid, call.sizes.group, call.sizes.width)
     return statistics(call.draw_scores()._replace(key=source_of(call.arrays, "key")), plan, request)
 
 

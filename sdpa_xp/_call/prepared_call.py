@@ -38,7 +38,7 @@ from .._sources import ArraySource
 from .._tiles import tuning
 from .._tiles.grid import FirstPosition
 from .._tiles.modifier import ScoreModifier
-from .._tiles.plan import Plan, asked_threads, plan_tiles, plan_widened, with_patches
+from .._tiles.plan import Plan, asked_threads, plan_for, with_patches
 from .._tiles.score_grid import ScoreGrid
 from .options import (
     CallOptions,
@@ -181,10 +181,8 @@ class PreparedCall(NamedTuple):
     def plan(self) -> Plan:
         """Return the tiles of the whole call."""
         widths = self.sizes.width + self.arrays["value"].shape[-1]
-        # Keys narrower than the query are those of a cache, which is never widened as a whole.
-        is_narrow = self.arrays["key"].dtype != self.grid.input_dtype
-        choose = plan_widened if is_narrow else plan_tiles
-        plan, options = choose(self.grid, self.sizes.group, widths), self.bound_options()
+        plan = plan_for(self.arrays["key"].dtype, self.grid, self.sizes.group, widths)
+        options = self.bound_options()
         # Other options may have arrays of pairs or of rows, which are cut into ranges; so are the sums of
         # reproducible calls.
         has_ranges = self.options.dropout_p or self.grid.is_reproducible or not options.is_plain

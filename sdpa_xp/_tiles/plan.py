@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from .._libraries.protocols import Shape
+from .._libraries.protocols import Dtype, Shape
 from ..errors import PACKAGE, ArgumentValueError
 from . import tuning
 from .score_grid import ScoreGrid
@@ -235,8 +235,14 @@ def plan_pages(grid: ScoreGrid, group: int, widths: int, block_size: int) -> Pla
     return replace(plan, columns=columns, leading_slices=leading_slices, align=block_size)
 
 
+def plan_for(dtype: Dtype, grid: ScoreGrid, group: int, widths: int) -> Plan:
+    """Choose the tiles of a call whose keys have this dtype, which may be narrower than that of the query."""
+    choose = plan_tiles if dtype == grid.input_dtype else plan_widened
+    return choose(grid, group, widths)
+
+
 def plan_widened(grid: ScoreGrid, group: int, widths: int) -> Plan:
-    """Choose the tiles of a call whose keys and values are quantised, which are widened for each tile."""
+    """Choose the tiles of a call whose keys and values are narrow or quantised, and widened for each tile."""
     plan = plan_tiles(grid, group, widths)
     if plan.is_empty or grid.placement is not None:
         return plan
