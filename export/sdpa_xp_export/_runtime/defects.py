@@ -48,7 +48,7 @@ def _defect(
 def first_right(form: str, oldest: Release) -> Release:
     """Return the first release without a defect for which the form is refused, those aside that have no end."""
     ends = (defect.until for defect in known_defects().values() if defect.form == form)
-    return max(oldest, *(end for end in ends if end != NEVER), oldest)
+    return max([oldest, *(end for end in ends if end != NEVER)])
 
 
 def still_wrong(form: str, provider: str) -> str:
