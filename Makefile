@@ -184,8 +184,8 @@ mutants: $(VENV)/all
 agreement: $(VENV)/test
 	PYTHONPATH=tests $(BIN)/python -m quality.agreement.measure
 
-# Half an hour, most of it for torch.compile.
-judged: $(VENV)/all
+# Minutes for JAX and for torch.compile, which compile each shape; seconds for the others.
+judged: $(VENV)/all $(RELEASES:%=$(VENV)/onnxruntime/%/installed)
 	$(BIN)/python -m quality.judged
 
 derivatives: $(VENV)/test

@@ -183,9 +183,13 @@ def multi_head(
 
 def verdict_of(name: str) -> dict[str, Any]:
     """Return what a page shows of a verdict."""
+    import onnxruntime
+
     from sdpa_xp_export import judge
 
     function, library = JUDGED[name]
+    if "onnxruntime" in name and not name.endswith(f" {onnxruntime.__version__}"):
+        raise SystemExit(f"`make judged` installs the release; here is onnxruntime {onnxruntime.__version__}")
     verdict = judge(function, library=library)
     profile = {answer.question: answer.answer for answer in verdict.profile}
     faults = [
@@ -211,7 +215,7 @@ def main(names: list[str]) -> int:
     kept = json.loads(RESULTS.read_text("utf-8"))["verdicts"] if RESULTS.exists() and names else {}
     for name in names or JUDGED:
         command = [sys.executable, "-m", "quality.judged", "--one", name]
-        release = FOLDER / name.rpartition(" ")[2]
+        release = FOLDER / name.rpartition(" ")[2]  # which `verdict_of` checks
         environment = os.environ | {
             "KERAS_BACKEND": "numpy",
             "PYTHONPATH": str(release) if release.is_dir() else "",

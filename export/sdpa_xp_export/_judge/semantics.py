@@ -175,7 +175,7 @@ def _pulled_back(
     if softcap:
         slope = 1 - np.tanh(q @ np.swapaxes(k, -1, -2) * scale / np.asarray(softcap, q.dtype)) ** 2
     of_sink = 1 - np.sum(weights, axis=-1, keepdims=True)
-    shapes = {f"bias {n}": term.shape for n, term in enumerate(arguments["bias"]) if not callable(term)}
+    bias = next((term for term in arguments["bias"] if not callable(term)), None)
 
     def back(sign: Any, difference: Any) -> Arrays:
         pulled = sign(cotangent) @ np.swapaxes(sign(v), -1, -2)
@@ -189,7 +189,7 @@ def _pulled_back(
             else x
             for x in of_keys
         )
-        others = {name.partition(" ")[0]: _summed_to(of_biased, shape) for name, shape in shapes.items()}
+        others = {} if bias is None else {"bias": _summed_to(of_biased, bias.shape)}
         if arguments["sinks"] is not None:
             others["sinks"] = _summed_to(difference(0, of_sink * mean)[..., 0], (case.heads[0], 1))[:, 0]
         return dict(zip(GRADIENTS, (of_scores @ sign(k), *shared), strict=True)) | others

@@ -194,6 +194,7 @@ def test_a_function_that_takes_equal_lengths_alone_is_asked_with_these() -> None
 
     verdict = judge(causal, dtypes=["float32"])
     profile = {a.question: a.answer for a in verdict.profile}
+    assert profile["The dtype of the result"] == "that of the query"
     assert profile["If it is told nothing, a query attends to"] == "upper left"
     assert profile["A query whose keys are all masked gives"] == "0"
     assert verdict.agrees, verdict
@@ -271,6 +272,7 @@ def test_what_refuses_everything_does_not_pass() -> None:
     assert not verdict.judged
     assert {entry.reason for entry in verdict.not_judged} >= {"refused: NotImplementedError: not today"}
     assert "nothing shown" in repr(verdict)
+    assert {a.answer for a in verdict.profile} == {"refused", "no such argument"}
 
 
 def scaling_its_query(query: Any, key: Any, value: Any) -> Any:
