@@ -159,8 +159,8 @@ class LayerReport(Immutable):
     onnxruntime: str
     """The release of onnxruntime that ran the model; empty if another engine ran it."""
     notes: tuple[str, ...]
-    """What may explain a failure, such as another engine, release or call than the model's, why the reference
-    is not in float64, a provider that was left out, or an earlier verdict."""
+    """What may explain a failure, such as a known defect of an operator, another engine, release or call than
+    the model's, why the reference is not in float64, a provider that was left out, or an earlier verdict."""
     runs: tuple[Run, ...]
     """One entry for each output of each run."""
     placements: tuple[Placement, ...]
