@@ -146,6 +146,10 @@ class Library:
             return xp.astype(array, like.dtype) + xp.zeros_like(like)
         return xp.astype(xp.broadcast_to(array, like.shape), like.dtype)
 
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function of `xp`, arrays and a `size`, compiled if each operation would be compiled."""
+        return function
+
     # What may be done with values, and what that costs
 
     def is_traced(self, array: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import cache
 from typing import Any, cast
 
 import array_api_compat as compat
@@ -110,6 +111,9 @@ class Jax(Library):
     def refuses_unlike_axes(self) -> bool:
         return bool(sys.modules["jax"].config.jax_numpy_rank_promotion != "allow")
 
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return _compiled(function)
+
     def find_nonfinite(self, function: str, name: str, array: Any) -> None:
         config, xp = sys.modules["jax"].config, sys.modules["jax.numpy"]
         for kind, is_kind in (("nan", xp.isnan), ("inf", xp.isposinf if name in MASKED else xp.isinf)):
@@ -131,6 +135,11 @@ class Jax(Library):
     def known_values(self, array: Any) -> Any:
         is_here = not self.is_traced(array) and array.is_fully_addressable
         return sys.modules["numpy"].asarray(array) if is_here else array
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return cast(Callable[..., Any], sys.modules["jax"].jit(function, static_argnames=("xp", "size")))
 
 
 def _without_debugging() -> AbstractContextManager[object]:

@@ -264,6 +264,9 @@ class JetLibrary(Over):
             return self.kind.value(array)
         return Jet(self.kind, [self.kind.value(array), *self.kind.add(self.adopted(array), like).parts[1:]])
 
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return function  # jets are no trees of JAX
+
     def bilinear(self, function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
         return self.kind.bilinear(self.kind.unlifted(function), left, right)
 

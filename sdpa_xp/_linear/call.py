@@ -36,9 +36,10 @@ class LinearCall:
         """Return the output, the state, and the state before each part."""
         parts, size = self._parts()
         outputs, states, state = [], [], self._inner(self.arrays.get("state"))
+        compute = library_of(self.arrays["query"]).compiled(attend)
         for part in parts:
             states.append(state)
-            output, state = attend(self.xp, part, state, size)
+            output, state = compute(self.xp, part, state, size)
             outputs.append(output)
         output = self._returned(outputs, self.shapes.output_shape, self.arrays["query"].dtype)
         return output, self.xp.reshape(state, self.shapes.state_shape), states
@@ -48,16 +49,11 @@ class LinearCall:
         parts, size = self._parts(query=cotangent)
         cotangents, moved = [part.query for part in parts], self._inner(of_state)
         collected: dict[str, list[Any]] = {name: [] for name in self.arrays if name != "state"}
+        compute = library_of(cotangent).compiled(_attend_backward)
         for part, state, of_output in [*zip(self._parts()[0], states, cotangents, strict=True)][::-1]:
-            tape = Tape(self.xp)
-            first = Recorded(tape, state)
-            recorded = Tokens(*(None if array is None else Recorded(tape, array) for array in part))
-            output, last = attend(tape, recorded, first, size)
-            output.cotangent, last.cotangent = of_output, moved
-            tape.pull_back()
-            moved = first.cotangent
+            of_part, moved = compute(self.xp, part, state, of_output, moved, size)
             for name, gradients in collected.items():
-                gradients.insert(0, getattr(recorded, name).cotangent)
+                gradients.insert(0, getattr(of_part, name))
         collected["query"] = [gradient * self.shapes.scale for gradient in collected["query"]]
         xp, like = self.xp, self.arrays
         returned = {
@@ -124,3 +120,16 @@ class LinearCall:
         summed = summed_to(xp, whole, headed(tuple(shape), self.shapes.layout))
         turned = swap_heads_and_length(xp, summed, self.shapes.layout)
         return xp.astype(xp.reshape(turned, tuple(shape)), dtype, copy=False)
+
+
+def _attend_backward(
+    xp: Any, tokens: Tokens, state: Any, of_output: Any, of_state: Any, size: int
+) -> tuple[Tokens, Any]:
+    """Return the gradients of the tokens and of the state before them, from the cotangents of the results."""
+    tape = Tape(xp)
+    first = Recorded(tape, state)
+    recorded = Tokens(*(None if array is None else Recorded(tape, array) for array in tokens))
+    output, last = attend(tape, recorded, first, size)
+    output.cotangent, last.cotangent = of_output, of_state
+    tape.pull_back()
+    return Tokens(*(None if array is None else array.cotangent for array in recorded)), first.cotangent
