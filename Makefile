@@ -185,8 +185,8 @@ agreement: $(VENV)/test
 	PYTHONPATH=tests $(BIN)/python -m quality.agreement.measure
 
 # Minutes for JAX and for torch.compile, which compile each shape; seconds for the others.
-judged: $(VENV)/all $(RELEASES:%=$(VENV)/onnxruntime/%/installed)
-	$(BIN)/python -m quality.judged
+judged: $(VENV)/all $(RELEASES:%=$(VENV)/onnxruntime/%/installed) $(VENV)/webgpu/installed
+	PYTHONPATH=tests $(BIN)/python -m quality.judged
 
 derivatives: $(VENV)/test
 	$(XLA_AT_ONCE) PYTHONPATH=tests $(BIN)/python -m quality.derivatives.measure

@@ -10,13 +10,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from browsers import PLUGIN, adapter
 
 from benchmarks import machine
 
+CPU = "CPUExecutionProvider"
 RESULTS = Path(__file__).parents[1] / "results" / "judge.json"
 OURS = "sdpa_xp:scaled_dot_product_attention"
 JUDGED: dict[str, tuple[str, str | None]] = {
@@ -32,6 +35,7 @@ JUDGED: dict[str, tuple[str, str | None]] = {
     },
     "MultiHeadAttention in onnxruntime 1.31.1": ("quality.judged:multi_head", None),
     "GroupQueryAttention in onnxruntime 1.31.1": ("quality.judged:grouped_query", None),
+    "MultiHeadAttention on WebGPU, in software": ("quality.judged:webgpu_multi_head", None),
     "Attention-23 in ONNX's evaluator": ("quality.judged:evaluated", None),
     "Attention-23 in OpenVINO": ("quality.judged:openvino_attention", None),
     "one_file.py": ("examples.one_file:attention", None),
@@ -87,11 +91,14 @@ def model_of(
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
-def in_onnxruntime(model: Any, arrays: Mapping[str, Any]) -> Any:
-    import onnxruntime
+def in_onnxruntime(model: Any, arrays: Mapping[str, Any], provider: str = CPU) -> Any:
+    from sdpa_xp_export._runtime.engine import OnnxruntimeSession
 
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return session.run(None, {name: np.ascontiguousarray(x) for name, x in arrays.items()})[0]
+    return OnnxruntimeSession(model.SerializeToString(), provider=provider).run(arrays)["output"]
+
+
+in_webgpu = partial(in_onnxruntime, provider="WebGpuExecutionProvider")
+"""Attention has no kernel there, and would run on the CPU."""
 
 
 def in_evaluator(model: Any, arrays: Mapping[str, Any]) -> Any:
@@ -169,16 +176,23 @@ def compiled(
     return function(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
-def multi_head(
-    query: Any, key: Any, value: Any, bias: Any = None, is_causal: bool = False, scale: float | None = None
-) -> Any:
-    """MultiHeadAttention of com.microsoft, in onnxruntime."""
-    heads, arrays = query.shape[1], packed({"query": query, "key": key, "value": value})
-    inputs = [*arrays] if bias is None else [*arrays, "", "", "bias"]
-    arrays |= {} if bias is None else {"bias": bias}
-    options = {"num_heads": heads, "scale": scale, "unidirectional": int(is_causal)}
-    output = in_onnxruntime(model_of("MultiHeadAttention", arrays, options, inputs=inputs), arrays)
-    return output.reshape(*output.shape[:2], heads, -1).swapaxes(1, 2)
+def multi_head_in(run: Callable[[Any, Mapping[str, Any]], Any]) -> Callable[..., Any]:
+    """Return how an engine computes MultiHeadAttention of com.microsoft."""
+
+    def attention(
+        query: Any, key: Any, value: Any, bias: Any = None, is_causal: bool = False, scale: float | None = None
+    ) -> Any:
+        heads, arrays = query.shape[1], packed({"query": query, "key": key, "value": value})
+        inputs = [*arrays] if bias is None else [*arrays, "", "", "bias"]
+        arrays |= {} if bias is None else {"bias": bias}
+        options = {"num_heads": heads, "scale": scale, "unidirectional": int(is_causal)}
+        output = run(model_of("MultiHeadAttention", arrays, options, inputs=inputs), arrays)
+        return output.reshape(*output.shape[:2], heads, -1).swapaxes(1, 2)
+
+    return attention
+
+
+multi_head, webgpu_multi_head = map(multi_head_in, (in_onnxruntime, in_webgpu))
 
 
 def verdict_of(name: str) -> dict[str, Any]:
@@ -216,10 +230,12 @@ def main(names: list[str]) -> int:
     for name in names or JUDGED:
         command = [sys.executable, "-m", "quality.judged", "--one", name]
         release = FOLDER / name.rpartition(" ")[2]  # which `verdict_of` checks
-        environment = os.environ | {
-            "KERAS_BACKEND": "numpy",
-            "PYTHONPATH": str(release) if release.is_dir() else "",
-        }
+        folders = [str(folder) for folder in (release, PLUGIN) if folder.is_dir()]
+        environment = (
+            os.environ
+            | adapter()
+            | {"KERAS_BACKEND": "numpy", "PYTHONPATH": os.pathsep.join(["tests", *folders])}
+        )
         run = subprocess.run(command, env=environment, capture_output=True, text=True)
         if run.returncode:
             print(f"{name}: {run.stderr[-500:]}")
