@@ -155,7 +155,7 @@ LOWEST = $(PYTEST) $(DIVIDED) --thin -W default::DeprecationWarning
 test-lowest $(VENV)/lowest/installed: BIN := $(VENV)/lowest/$(notdir $(BIN))
 test-lowest: $(VENV)/lowest/installed $(VENV)/onnxruntime/1.28.0/installed
 	set -e; for libraries in numpy,dask torch jax mlx; do $(LOWEST) tests/core tests/refusals -k "not recorded" --backends=$$libraries; done
-	$(BIN)/sdpa-xp agree
+	$(BIN)/sdpa-xp judge sdpa_xp:scaled_dot_product_attention
 	$(BIN)/sdpa-xp demo --output $(VENV)/lowest/demo --force
 	PYTHONPATH=$(abspath $(VENV)/onnxruntime/1.28.0) $(LOWEST) tests/export tests/chunks tests/memory
 

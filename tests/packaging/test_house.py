@@ -12,6 +12,8 @@ from typing import TypeAlias
 import internals
 import pytest
 
+from sdpa_xp_export.cli.app import app
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = (ROOT / "sdpa_xp", ROOT / "export/sdpa_xp_export")
 AROUND = [ROOT / name for name in ("conftest.py", "tests", "quality", "benchmarks", "docs", "examples")]
@@ -188,6 +190,13 @@ def test_targets_of_make_find_what_their_programs_import() -> None:
                 ours = [folder for folder in AROUND if (folder / f"{top}.py").exists()]
                 ours += [ROOT] * (ROOT / top in AROUND)
                 assert not ours or set(ours) & {*folders}, f"{program} cannot import {name}"
+
+
+def test_commands_that_make_and_the_project_run_exist() -> None:
+    paths = [*(ROOT / ".ci").iterdir(), *(ROOT / ".github").rglob("*.yml")]
+    paths += [ROOT / name for name in ("Makefile", "README.md", "CONTRIBUTING.md", "RELEASING.md")]
+    commands = {name for path in paths for name in re.findall(r"\bsdpa-xp ([a-z]+)", path.read_text())}
+    assert {"demo", "export"} <= commands <= {command.name for command in app.registered_commands}
 
 
 def test_imports_of_a_package_from_itself_are_relative(in_packages: Code) -> None:
