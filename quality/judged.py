@@ -92,9 +92,9 @@ def model_of(
 
 
 def in_onnxruntime(model: Any, arrays: Mapping[str, Any], provider: str = CPU) -> Any:
-    from sdpa_xp_export._runtime.engine import OnnxruntimeSession
+    from internals import engine
 
-    return OnnxruntimeSession(model.SerializeToString(), provider=provider).run(arrays)["output"]
+    return engine.OnnxruntimeSession(model.SerializeToString(), provider=provider).run(arrays)["output"]
 
 
 in_webgpu = partial(in_onnxruntime, provider="WebGpuExecutionProvider")
