@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -83,20 +82,3 @@ def test_masks_take_what_it_returns(rng: np.random.Generator) -> None:
         np.testing.assert_allclose(
             scaled_dot_product_attention(x, x, x, masks.keys(indices)), expected, atol=1e-12
         )
-
-
-@pytest.mark.needs("onnxruntime")
-def test_a_layer_that_chooses_its_keys_is_exported(rng: np.random.Generator) -> None:
-    exporter: Any = importlib.import_module("sdpa_xp_export")
-    runtime: Any = importlib.import_module("onnxruntime")
-
-    def layer(query: Any, key: Any) -> Any:
-        chosen = masks.keys(top_keys(query, key, 3, is_causal=True))
-        return scaled_dot_product_attention(query, key, key, chosen)
-
-    specs = [exporter.TensorSpec("float32", (2, heads, 12, 8)) for heads in (4, 1)]
-    session = runtime.InferenceSession(exporter.to_onnx(layer, *specs).SerializeToString())
-    arrays = [rng.standard_normal((2, heads, 12, 8)).astype(F) for heads in (4, 1)]
-    names = [value.name for value in session.get_inputs()]
-    (result,) = session.run(None, dict(zip(names, arrays, strict=True)))
-    np.testing.assert_allclose(result, layer(*arrays), atol=1e-6)

@@ -165,42 +165,6 @@ def test_a_number_far_beyond_the_keys_is_refused(number: int, dtype: str) -> Non
         scaled_dot_product_attention(x, x, x, masks.keys(np.full((6, 1), number, dtype)))
 
 
-@pytest.mark.needs("onnxruntime")
-@pytest.mark.usefixtures("short_verify")
-@pytest.mark.parametrize("size", [1, 5])
-def test_verify_draws_lists_that_the_mask_takes(size: int) -> None:
-    exporter = importlib.import_module("sdpa_xp_export")
-    query, key = (exporter.TensorSpec("float32", (2, 2, n, 8)) for n in (6, 12))
-    lists = exporter.TensorSpec("int64", (2, 1, -(-6 // size), 4))
-    mask = masks.keys(lists, size) & masks.causal()
-    assert exporter.verify(exporter.export_attention(query, key, key, mask)).agrees
-
-    def layer(query: Any, key: Any, lists: Any) -> Any:
-        return scaled_dot_product_attention(query, key, key, masks.keys(lists, size))
-
-    model = exporter.to_onnx(layer, query, key, lists)
-    assert exporter.verify_layer(model, layer).agrees
-    assert not exporter.verify_layer(model, lambda query, key, lists: 0 * layer(query, key, lists)).agrees
-
-
-@pytest.mark.needs("onnxruntime")
-def test_an_exported_layer_takes_lists_of_each_run(rng: np.random.Generator) -> None:
-    exporter, runtime = importlib.import_module("sdpa_xp_export"), importlib.import_module("onnxruntime")
-    specs = [exporter.TensorSpec("float32", ("B", heads, 12, 8)) for heads in (4, 2, 2)]
-    model = exporter.to_onnx(
-        lambda q, k, v, lists: scaled_dot_product_attention(q, k, v, masks.keys(lists)),
-        *specs,
-        exporter.TensorSpec("int32", (2, 12, 3)),
-    )
-    session = runtime.InferenceSession(model.SerializeToString())
-    arrays = [*draw(rng, *[(3, heads, 12, 8) for heads in (4, 2, 2)]), rng.integers(-1, 12, (2, 12, 3))]
-    arrays[-1] = arrays[-1].astype(np.int32)
-    names = [value.name for value in session.get_inputs()]
-    (result,) = session.run(None, dict(zip(names, arrays, strict=True)))
-    expected = scaled_dot_product_attention(*arrays[:3], pairs(arrays[-1], queries=12, keys=12))
-    np.testing.assert_allclose(result, expected, atol=1e-6)
-
-
 @pytest.mark.parametrize("sizes", [(2, 3, 4, 0), (2, 3, 0, 2), (2, 0, 4, 2), (0, 3, 4, 2), (2, 3, 0, 0)])
 def test_lists_queries_keys_and_batches_may_be_empty(
     library: Library, sizes: tuple[int, int, int, int]
