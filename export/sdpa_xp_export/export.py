@@ -85,7 +85,7 @@ def export_attention(
             on the runtime and on every later release that was tried. "attention" is ai.onnx Attention;
             "multi_head" and "grouped_query" are operators of com.microsoft; "primitive" is MatMul and Softmax;
             "tiled" puts these into a Loop, in memory linear in S.
-        opset: 23 to 25 for "attention", by default 23, or 24 with key lengths; 17 to 25 for the others, by
+        opset: 23 to 27 for "attention", by default 23, or 24 with key lengths; 17 to 27 for the others, by
             default 18. 25 needs onnxruntime 1.32; windows are then attributes of Attention.
         runtime: The oldest onnxruntime that will run the file, from 1.23 on, and its provider, such as
             "onnxruntime>=1.28;cpu": cpu, cuda (where no graph was run; open a session with {"use_tf32": "0"}),

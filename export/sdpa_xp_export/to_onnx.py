@@ -68,7 +68,7 @@ def to_onnx(
         inputs: The positional arguments of the layer, with a spec for each array, also within a mask or a bias.
             Arguments without specs are passed unchanged.
         form: The form of each attention, as in `export_attention`.
-        opset: 17 to 25. The default is the newest before 25 in which the release supports every form.
+        opset: 17 to 27. The default is the newest before 25 in which the release supports every form.
         runtime: As in `export_attention`.
         keywords: The keyword arguments of the layer, with specs as in `inputs`.
 

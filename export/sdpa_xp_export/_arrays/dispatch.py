@@ -24,7 +24,7 @@ from .._graph import FloatOfLengths, Graph, GraphValue, Length
 from ..spec import SymbolicShape
 
 # Operators without a kernel for a dtype on onnxruntime's CPU provider, and the dtype to compute in instead.
-# Measured on the releases 1.23 to 1.32 at opsets 17 to 25: an entry lacks a kernel in at least one of them.
+# Measured on the releases 1.23 to 1.32 at opsets 17 to 27: an entry lacks a kernel in at least one of them.
 _MOVING = ("Cast", "Concat", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
 """Operators that only move elements: they have kernels for every dtype."""
 

@@ -53,9 +53,9 @@ OLDEST = (1, 23)
 """The oldest release that graphs were run in."""
 NEWEST_TRIED = "1.32.0"
 """The newest release that graphs were run in. A later one is taken to compute what this one does."""
-OPSETS = range(17, 26)
+OPSETS = range(17, 28)
 """The opsets that graphs are written in."""
-FIRST_RELEASE_OF = {24: (1, 24), 25: (1, 32)}
+FIRST_RELEASE_OF = {24: (1, 24), 25: (1, 32), 26: (1, 32), 27: (1, 32)}
 """The first release that loads every graph of an opset, if it is not the first release of all."""
 LAST_OPSET: dict[RuntimeProvider, int] = {"cuda": 24, "openvino": 24}
 """The last opset that graphs for a provider are written in, if it is not the last of all."""

@@ -158,7 +158,7 @@ def export(
     Args:
         dtype (<dtype>): Replaces the dtype of query, key, value and cache.
         form (<form>): The form of the graph: auto (default), {forms}.
-        opset (<number>): The ONNX opset, 17 to 25. The default depends on the form.
+        opset (<number>): The ONNX opset, 17 to 27. The default depends on the form.
         runtime (<runtime>): The oldest onnxruntime that will run the file, and its provider ({providers}), in
             quotes. Or '{openvino}', or '{standard}' for standard operators alone. Default: '{default}'.
         output: The file to write. Default: {file}.

@@ -1,4 +1,4 @@
-"""ai.onnx Attention, opset 23 to 25: one node that a runtime may give a fused kernel."""
+"""ai.onnx Attention, opset 23 and later: one node that a runtime may give a fused kernel."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ ATTENTION = Form(
     nodes="`ai.onnx.Attention`",
     operator="ai.onnx Attention",
     takes=("softcap",),
-    opsets=range(23, 26),
+    opsets=range(23, 28),
     # onnxruntime 1.32 has no kernel for Attention-25: it runs the function of ONNX, some 60 nodes.
     auto_opsets=range(23, 25),
     default_opset=23,

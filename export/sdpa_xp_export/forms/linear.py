@@ -1,7 +1,8 @@
 """Linear attention and its convolution as one node each, where onnxruntime has their operators.
 
-com.microsoft's operators follow the text of LinearAttention-27 and CausalConvWithState-27 of ONNX. They are
-older, and no graph has opset 27 here. Where they do not compute a call, the library's own code is traced.
+com.microsoft's operators follow the text of LinearAttention-27 and CausalConvWithState-27 of ONNX, and are in
+more releases: a graph has those of ONNX if opset 27 was asked for. Where neither computes a call, the library's
+own code is traced.
 """
 
 from __future__ import annotations
@@ -50,6 +51,10 @@ def _lack_of_operator(runtime: Runtime, form: str, values: Values) -> str | None
     return None
 
 
+def _domain(graph: Graph) -> str:
+    return CONTRIB if graph.settings.opset < 27 else ""
+
+
 def _write_attention(graph: Graph, values: Values, rules: Mapping[str, Any], reason: str | None) -> Any:
     """query, key, value -> Transpose, Reshape -> LinearAttention -> Reshape, Transpose."""
     check_linear_arrays(graph.function, values)
@@ -79,7 +84,7 @@ def _write_attention(graph: Graph, values: Values, rules: Mapping[str, Any], rea
             ("float32", (batch, length, call.sizes.query_heads * width)),
             ("float32", (batch, *call.state_shape[1:])),
         ],
-        domain=CONTRIB,
+        domain=_domain(graph),
         q_num_heads=call.sizes.query_heads,
         kv_num_heads=call.sizes.heads,
         update_rule=call.rule,
@@ -165,7 +170,7 @@ def _write_convolution(graph: Graph, values: Values, rules: Mapping[str, Any], r
         "CausalConvWithState",
         *(inputs.get(name) for name in ("input", "weight", "bias", "state")),
         outputs=[("float32", source.dims), ("float32", (source.dims[0], *state_shape[1:]))],
-        domain=CONTRIB,
+        domain=_domain(graph),
         activation="none" if activation is None else "silu",
     )
     return CausalConvState(output.astype(source.elem_type), state.astype(source.elem_type))
