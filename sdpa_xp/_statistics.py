@@ -16,6 +16,7 @@ from ._libraries.protocols import AnyArray, Array, Dtype
 from ._programs.statistics import Computed, Request, statistics
 from ._sequences.groups import in_groups
 from ._sequences.sequences import Sequences
+from ._sources import KeyValueSource
 from ._sources.quantised import source_of
 from ._tiles.plan import plan_for
 from .errors import ArgumentTypeError, ArgumentValueError
@@ -138,20 +139,22 @@ def returned_statistics(
     return call.checked(result)
 
 
-def _compute(request: Request, call: PreparedCall) -> Computed:
+def _compute(request: Request, call: PreparedCall, pages: KeyValueSource | None = None) -> Computed:
+    """Return the statistics of a call, or of a group of sequences, which may have their keys in pages."""
     function = call.grid.function
     if call.grid.library.chunks is not None:
         if request.top_k or request.block_size:
             rule = "`of` must have neither 'top_keys' nor 'block_sums' for arrays in chunks"
             hint = "Compute the query and the key first."
             raise ArgumentTypeError(function, rule, {"query": shown(call.arrays["query"])}, hint)
-        if (cut := cut_call(call)) is not None:
+        if pages is None and (cut := cut_call(call)) is not None:
             return _reductions(call, request, cut.scores, cut.weights)
     if request.block_size is not None and call.grid.placement is not None:
         rule = "`of` must not have 'block_sums' if a compiler knows a length by its symbol alone"
         raise ArgumentValueError(function, rule, {"L": call.sizes.queries, "S": call.sizes.keys})
     plan = plan_for(call.arrays["key"].dtype, call.grid, call.sizes.group, call.sizes.width)
-    return statistics(call.draw_scores()._replace(key=source_of(call.arrays, "key")), plan, request)
+    source = source_of(call.arrays, "key") if pages is None else pages
+    return statistics(call.draw_scores()._replace(key=source), plan, request)
 
 
 def _reductions(

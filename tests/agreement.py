@@ -261,10 +261,15 @@ def pages(
         cache = cache.append(key, value, **of_keys, in_place=in_place)
         state = cache.attend_state(query, **of_queries, **rules)
         output = cache.attend(query, **of_queries, **rules)
+        wanted: Any = {"of": OF_CHUNKS} if library.lazy else {"of": OF[:4], "top_k": K}
+        statistics = named(cache.statistics(query, **wanted, **of_queries, **rules))
     assert isinstance(state, AttentionState)
     assert cache.lengths == tuple(lengths)
-    results = host(library, layout, output=state.output, lse=state.lse, alone=output)
-    return by_sequence(results, None if is_batch else new)
+    sums = host(library, key_sums=statistics.pop("key_sums"))["key_sums"]
+    assert not any(x[:, n:].any() for x, n in zip(sums, lengths, strict=True))
+    results = host(library, layout, output=state.output, lse=state.lse, alone=output, **statistics)
+    of_rows = by_sequence(results, None if is_batch else new)
+    return [x | {"key_sums": y[:, :n]} for x, y, n in zip(of_rows, sums, lengths, strict=True)]
 
 
 def reductions(scores: np.ndarray, weights: np.ndarray) -> Results:

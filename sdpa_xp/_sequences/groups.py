@@ -20,6 +20,7 @@ from .._programs.scores import BoundOptions, ResultName, Scores
 from .._run import threads
 from .._run.buffers import Buffer, CallBuffers, call_buffers
 from .._run.products import are_finite
+from .._run.program import between_zeros
 from .._sources import ArraySource, KeyValueSource, PagedSource
 from .._sources.quantised import factored_operands, source_of
 from .._tiles.on_device import PaddedLengths
@@ -96,18 +97,25 @@ def attend(call: PreparedCall, sequences: Sequences, *names: ResultName) -> dict
 
 
 def in_groups(
-    call: PreparedCall, sequences: Sequences, compute: Callable[[PreparedCall], Mapping[str, Array]]
+    call: PreparedCall, sequences: Sequences, compute: Callable[..., Mapping[str, Array]]
 ) -> dict[str, Array]:
-    """Return what `compute` returns of packed sequences, (Hq, T, n), and its `key_sums`, (Hq, 1, U)."""
+    """Return what `compute(call, pages)` gives of sequences, (N, Hq, L, n), and its `key_sums`, (N, Hq, 1, S).
+
+    Packed queries have (Hq, T) in place of (N, Hq, L), packed keys (Hq, U). Behind a sequence in pages it is 0.
+    """
     computed: dict[str, dict[Entries, Array]] = {}
+    in_pages, longest = sequences.starts[1] is None, max(keys for _, keys in sequences.lengths)
+    source = "key_blocks" if in_pages else "key"
     transpose = call.grid.xp.matrix_transpose
     for group in _groups(call, sequences, call.sizes.width, sums_queries=True):
-        query, key, _ = _arrays_of(call, sequences, ("key", "key"), group, None)
-        arrays = {"query": query, "key": cast(ArraySource, key).array}
+        query, key, _ = _arrays_of(call, sequences, (source, source), group, None)
+        arrays = {"query": query, "key": call.arrays[source] if in_pages else cast(ArraySource, key).array}
         of_group = call.changed(grid=group.grid, arrays=arrays).with_bound_options(group.options)
-        for name, array in compute(of_group).items():
-            rows = transpose(array) if name == "key_sums" else array
-            computed.setdefault(name, {})[group.entries] = rows
+        for name, array in compute(of_group, key if in_pages else None).items():
+            if name == "key_sums":
+                behind = longest - group.grid.keys if in_pages else 0
+                array = transpose(between_zeros(group.grid, array, array.ndim - 1, 0, behind))
+            computed.setdefault(name, {})[group.entries] = array
     joined = {name: _joined(arrays, sequences, int(name == "key_sums")) for name, arrays in computed.items()}
     return {name: transpose(array) if name == "key_sums" else array for name, array in joined.items()}
 

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import chain, repeat
 from typing import Any, Literal, Self, TypeVar, Unpack, cast
 
-from .._call.options import CallOptions, Keywords, takes_options
+from .._call.options import CallOptions, Keywords, StatisticsKeywords, takes_options
 from .._call.prepared_call import PreparedCall, prepare
 from .._checks import integers
 from .._checks.arrays import Layout, check_appended, check_axes, check_one_kind, check_plain_array
@@ -18,6 +18,7 @@ from .._libraries.protocols import AnyArray, Array
 from .._sequences.groups import attend
 from .._sequences.sequences import Sequences, lengths_of
 from .._states import AttentionState, returned_output, returned_state
+from .._statistics import NAMES, AttentionStatistics, StatisticName, check_request, returned_statistics
 from ..errors import ArgumentValueError
 from ..masks import Mask
 from ..positional.rotation import Rotation, rotate
@@ -333,8 +334,8 @@ class PagedKVCache(Cache[A]):
             (N, Hq, L, Ev), or packed like the query, with the query's library, device and dtype.
         """
         options = CallOptions.from_keywords(attn_mask, keywords, is_causal=True, layout=self._layout)
-        call = self._call("PagedKVCache.attend", query, cu_seqlens_q, positions, options)
-        return cast(A, returned_output(*call))
+        call, sequences = self._call("PagedKVCache.attend", query, cu_seqlens_q, positions, options)
+        return cast(A, returned_output(call, partial(attend, call, sequences)))
 
     @takes_options(Keywords, is_causal=True)
     def attend_state(
@@ -359,13 +360,49 @@ class PagedKVCache(Cache[A]):
         """
         options = CallOptions.from_keywords(attn_mask, keywords, is_causal=True, layout=self._layout)
         function = "PagedKVCache.attend_state"
-        call = self._call(function, query, cu_seqlens_q, positions, options)
-        return returned_state(*call, check_lse_base(function, lse_base))
+        call, sequences = self._call(function, query, cu_seqlens_q, positions, options)
+        return returned_state(call, partial(attend, call, sequences), check_lse_base(function, lse_base))
+
+    @takes_options(StatisticsKeywords, is_causal=True)
+    def statistics(
+        self,
+        query: A,
+        attn_mask: Mask | AnyArray | None = None,
+        *,
+        of: StatisticName | Sequence[StatisticName],
+        top_k: int | None = None,
+        cu_seqlens_q: Sequence[int] | AnyArray | None = None,
+        positions: int | Sequence[int] | Sequence[Sequence[int]] | AnyArray | None = None,
+        **keywords: Unpack[StatisticsKeywords],
+    ) -> AttentionStatistics[A]:
+        """Compute statistics of the scores and weights of `attend`, without an L x S array.
+
+        Args:
+            query: (N, Hq, L, E), or packed. All other arguments and errors are as in `attend`.
+            of: As in `attention_statistics`, but for "block_sums".
+            top_k: As in `attention_statistics`.
+
+        Returns:
+            The statistics as attributes. Their indices count the tokens of a sequence. `key_sums` is (N, Hq, S)
+                for the S tokens of the longest sequence, and 0 behind those of others.
+        """
+        function = "PagedKVCache.statistics"
+        request = check_request(function, of, top_k, known=NAMES[:-1])
+        options = CallOptions.from_keywords(attn_mask, keywords, is_causal=True, layout=self._layout)
+        call = self._call(function, query, cu_seqlens_q, positions, options, has_value=False)
+        return returned_statistics(call[0], request, call[1])
 
     def _call(
-        self, function: str, query: object, cu_seqlens_q: object, positions: object, options: CallOptions
-    ) -> tuple[PreparedCall, Callable[..., dict[str, Array]]]:
-        """Check a call, rotate its queries, and return it and what computes it."""
+        self,
+        function: str,
+        query: object,
+        cu_seqlens_q: object,
+        positions: object,
+        options: CallOptions,
+        *,
+        has_value: bool = True,
+    ) -> tuple[PreparedCall, Sequences]:
+        """Check a call, rotate its queries, and return it and where its sequences lie."""
         array, pages = check_plain_array(function, "query", query), self._tokens
         refuse_graph_values(function, "a paged cache", {"query": array})
         if cu_seqlens_q is not None:
@@ -382,14 +419,15 @@ class PagedKVCache(Cache[A]):
         batch, longest = (len(pages.lengths),) if new.starts is None else (), max(pages.lengths)
         key, value = ([*batch, *self._shape(name)[1:]] for name in self._names)
         key[pages.axis] = value[pages.axis] = longest
-        inputs, shapes = {"query": array, **self._stored()}, (tuple(key), tuple(value))
+        stored = {n: x for n, x in self._stored().items() if has_value or not n.startswith("value")}
+        inputs, shapes = {"query": array, **stored}, (tuple(key), tuple(value))
         rules: dict[str, Any] = {"queries_at_end": new.starts is None, "has_entries": True}
         call = prepare(function, inputs, options, cache_shapes=shapes, **rules)
         if options.is_causal:
             for number, (count, length) in enumerate(zip(new.counts, pages.lengths, strict=True)):
                 check_appended(function, count, length, number)
         lengths = [*zip(new.counts, pages.lengths, strict=True)]
-        return call, partial(attend, call, Sequences(lengths, (new.starts, None), pages.table, pages.size))
+        return call, Sequences(lengths, (new.starts, None), pages.table, pages.size)
 
     def _new_tokens(
         self, function: str, name: str, cu_seqlens: object, positions: object, arrays: Mapping[str, Array]

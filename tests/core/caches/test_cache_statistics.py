@@ -12,7 +12,7 @@ from calls import draw_named, moved
 from libraries import Library
 
 import sdpa_xp
-from sdpa_xp import KVCache, biases, masks
+from sdpa_xp import KVCache, PagedKVCache, biases, masks
 from sdpa_xp.positional import Rotary
 
 F = np.float32
@@ -119,10 +119,35 @@ def test_inside_a_jit(library: Library, arrays: dict[str, np.ndarray]) -> None:
     assert_right({"key_sums": library.get(sums)}, {**arrays, "attn_mask": J <= I})
 
 
-def test_the_arguments_are_those_of_both() -> None:
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_pages_of_integers(library: Library, arrays: dict[str, np.ndarray], dtype: Any) -> None:
+    """The statistics are those of the same tokens in a cache without pages."""
+    tokens = {name: np.repeat(arrays[name], 2, axis=0)[:3] for name in arrays}
+    lengths, table = [TOKENS, 7, QUERIES], [[4, 0, 3], [1, 5], [2, 6]]
+    pools = [np.full((7, *x.shape[1:2], 4, x.shape[-1]), np.nan, F) for x in (tokens["key"], tokens["value"])]
+    for pool, x in zip(pools, (tokens["key"], tokens["value"]), strict=True):
+        for row, entry, n in zip(table, x, lengths, strict=True):
+            for t in range(n):
+                pool[row[t // 4], :, t % 4] = entry[:, t]
+    with library.guard():
+        paged = PagedKVCache(*map(library.put, pools), table, lengths).quantised(dtype)
+        computed = paged.statistics(library.put(tokens["query"]), of=OF_CHUNKS)
+        results = {name: library.get(x) for name, x in computed._asdict().items() if x is not None}
+        for n, length in enumerate(lengths):
+            parts = [library.put(tokens[name][n : n + 1, :, :length]) for name in ("key", "value")]
+            query = library.put(tokens["query"][n : n + 1])
+            whole = KVCache(*parts).quantised(dtype).statistics(query, of=OF_CHUNKS)
+            for name in OF_CHUNKS:
+                here = results[name][n : n + 1, :, : length if name == "key_sums" else None]
+                np.testing.assert_allclose(here, library.get(getattr(whole, name)), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [KVCache, PagedKVCache])
+def test_the_arguments_are_those_of_both(kind: Any) -> None:
     """Of `attend`, without what weights do not have; and of the function."""
     method, attend, function = (
-        inspect.signature(x).parameters
-        for x in (KVCache.statistics, KVCache.attend, sdpa_xp.attention_statistics)
+        inspect.signature(x).parameters for x in (kind.statistics, kind.attend, sdpa_xp.attention_statistics)
     )
-    assert {*method} == ({*attend} | {*function}) - {"key", "layout", "dropout_p", "rng", "reproducible"}
+    others = {"key", "layout", "dropout_p", "rng", "reproducible"}
+    others |= set() if kind is KVCache else {"block_size"}
+    assert {*method} == ({*attend} | {*function}) - others

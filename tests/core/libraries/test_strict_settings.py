@@ -287,6 +287,7 @@ RESULTS: dict[str, Callable[[Any, Any], Any]] = {
     "KVCache.statistics": lambda q, k: KVCache(k, k).statistics(q, of="key_sums"),
     "PagedKVCache.attend": lambda q, k: paged(k).attend(q),
     "PagedKVCache.attend_state": lambda q, k: paged(k).attend_state(q),
+    "PagedKVCache.statistics": lambda q, k: paged(k).statistics(q, of="key_sums"),
 }
 NO_ARRAYS = {
     *("AttentionState", "AttentionStatistics", "CausalConvState", "Explanation", "KVCache"),
