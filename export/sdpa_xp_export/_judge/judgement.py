@@ -155,16 +155,13 @@ class Judgement:
         rows = expected(case, dtype, self.answers)
         of_query = data()["dtype"]["answers"][0]
         kept = self.answers.get("dtype", of_query) in (of_query, REFUSED)
-        wrong = [
-            f"{n} is {x.dtype.name}"
-            for n, x in results.items()
-            if kept and n != "lse" and x.dtype.name != dtype
-        ]
+        other = [n for n, x in results.items() if kept and n != "lse" and x.dtype.name != dtype]
+        wrong = f"{other[0]} is {results[other[0]].dtype.name}" if other else ""
         size = float(case.draw.get("query", {}).get("times", 1.0))
         compared = {
             name: Compared(x, rows[name], max(size, 1.0), _kind(case), dtype) for name, x in results.items()
         }
-        return Tried(case, dtype, compared, "".join(wrong[:1]))
+        return Tried(case, dtype, compared, wrong)
 
     def _faults(self, tried: Sequence[Tried]) -> tuple[Fault, ...]:
         """Judge each output of all cases of a dtype together: one bound of all is no looser, and no luck."""
