@@ -237,6 +237,7 @@ def test_log_sum_exp_is_judged() -> None:
 
 LSE_FAULTS: dict[str, Callable[..., Any]] = {
     "another head": lambda lse, sinks: np.sort(lse, axis=-2) if lse.ndim > 2 and lse.shape[-2] > 2 else lse,
+    "a later tile": lambda lse, sinks: lse + (np.arange(lse.shape[-1]) >= 64),
     "no sink": lambda lse, sinks: lse if sinks is None else np.log(np.exp(lse) - np.exp(sinks[:, None])),
 }
 
@@ -249,6 +250,18 @@ def test_a_fault_of_the_log_sum_exp_alone_is_found(name: str) -> None:
 
     verdict = judge(theirs, dtypes=["float32"])
     assert {fault.what.partition("[")[0] for fault in verdict.faults} == {"lse"}
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("is_dropped", [True, False])
+def test_a_log_sum_exp_whose_gradient_is_dropped_is_wrong(is_dropped: bool) -> None:
+    def theirs(query: Any, key: Any, value: Any, *, sinks: Any = None) -> Any:
+        state = attention_state(query, key, value, sinks=sinks)
+        return state.output, state.lse.detach() + 0 * query[..., 0] if is_dropped else state.lse
+
+    verdict = judge(theirs, library="torch", dtypes=["float32"])
+    expected = {"gradients, also of lse", "gradients of sinks, also of lse"} if is_dropped else set()
+    assert {fault.case for fault in verdict.faults} == expected
 
 
 def test_another_dtype_is_said() -> None:
