@@ -120,7 +120,7 @@ class HardCase:
             x[..., : rule["repeat"], :] = x[..., :1, :]
         x = x.astype(numpy_dtype(dtype))
         for index, number in rule.get("set", ()):
-            if all(-n <= i < n for i, n in zip(_integers(index), _sizes(index, shape), strict=True)):
+            if _fits(index, shape):
                 x[_index(index)] = float(number)
         return _in_memory(x, rule.get("memory", ""))
 
@@ -250,9 +250,7 @@ def _index(index: Sequence[Any]) -> tuple[Any, ...]:
     return (..., *parts)
 
 
-def _integers(index: Sequence[Any]) -> list[int]:
-    return [i for i in index if isinstance(i, int)]
-
-
-def _sizes(index: Sequence[Any], shape: tuple[int, ...]) -> list[int]:
-    return [n for i, n in zip(index, shape[len(shape) - len(index) :], strict=True) if isinstance(i, int)]
+def _fits(index: Sequence[Any], shape: tuple[int, ...]) -> bool:
+    """Return whether an array of this shape has the element: a smaller case may not."""
+    named = zip(index, shape[len(shape) - len(index) :], strict=True)
+    return all(-n <= i < n for i, n in named if isinstance(i, int))

@@ -35,8 +35,8 @@ class LacksError(Exception):
     """The function has no argument for what a case needs."""
 
 
-class ChangedError(Exception):
-    """The function wrote to an input, which it names."""
+class WrongError(Exception):
+    """The function is wrong beside numbers: it wrote to an input, or has no gradient of one."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class JudgedFunction:
 
         Raises:
             LacksError: It has no argument for an option of the case, or no gradients.
-            ChangedError: It wrote to an input.
+            WrongError: It wrote to an input, or has no gradient of one.
         Exception: Whatever it raises, if it refuses the call.
         """
         arrays = case.arrays(dtype)
@@ -69,13 +69,18 @@ class JudgedFunction:
         tokens = [self._put(self._laid_out(arrays[name])) for name in GRADIENTS]
         passed = dict(zip(GRADIENTS, tokens, strict=True))
         passed |= {k: keywords[k] for k, x in options.items() if isinstance(x, np.ndarray)}
-        before = {k: np.array(self.backend.get(x)) for k, x in passed.items()}
-        result = self.function(*tokens, **keywords)
-        for name, old in before.items():
-            if old.tobytes() != np.array(self.backend.get(passed[name])).tobytes():
-                raise ChangedError(name)
+        result = self._unchanged(passed, lambda: self.function(*tokens, **keywords))
         output, *lse = map(self.backend.get, _outputs(case, result))
         return {name: self._laid_out(output) if name == "output" else lse[0] for name in case.outputs}
+
+    def _unchanged(self, passed: Arrays, call: Callable[[], Any]) -> Any:
+        """Return what `call` returns, if it leaves the arrays as they are."""
+        before = {k: np.array(self.backend.get(x)) for k, x in passed.items()}
+        result = call()
+        for name, old in before.items():
+            if old.tobytes() != np.array(self.backend.get(passed[name])).tobytes():
+                raise WrongError(f"it changes its {name}")
+        return result
 
     def _keywords(self, case: HardCase, arrays: Arrays, answers: Mapping[str, str]) -> Arrays:
         """Return the keywords of a call, in NumPy."""
@@ -139,9 +144,12 @@ class JudgedFunction:
         if self.backend.name == "torch" and not self.is_model:
             for x in leaves.values():
                 x.requires_grad_()
-            importlib.import_module("torch").autograd.backward(outputs(*leaves.values()), cotangents)
-            # No gradient of a number that has one is as wrong as NaN.
-            gradients = [x.new_full(x.shape, math.nan) if x.grad is None else x.grad for x in leaves.values()]
+            backward = importlib.import_module("torch").autograd.backward
+            passed = leaves | {"cotangent": cotangents[0]}
+            self._unchanged(passed, lambda: backward(outputs(*leaves.values()), cotangents))
+            if lacks := [name for name, x in leaves.items() if x.grad is None]:
+                raise WrongError(f"it has no gradient of its {lacks[0]}")
+            gradients = [x.grad for x in leaves.values()]
         elif self.backend.name == "jax":
             jax = importlib.import_module("jax")
             gradients = jax.vjp(outputs, *leaves.values())[1](cotangents)

@@ -148,7 +148,7 @@ def test_each_answer_of_the_file_is_given_by_a_function() -> None:
     entries = judge_cases_data.data()["questions"]
     other = {answer for entry in entries for answer in entry["answers"][1:]}
     assert other == {answer for *_, answer in OTHER_MEANINGS.values()} | {
-        *("upper left", "not 0 may attend", "0 may attend", "in base 2"),
+        *("upper left", "not 0 may attend", "0 may attend", "in base 2", "+inf"),
     }
 
 
@@ -220,10 +220,10 @@ def test_to_refuse_what_is_empty_or_a_dtype_is_no_fault() -> None:
 
 
 def test_log_sum_exp_is_judged() -> None:
-    def with_lse(base: float) -> Callable[..., Any]:
+    def with_lse(base: float, of_none: float = -math.inf) -> Callable[..., Any]:
         def theirs(query: Any, key: Any, value: Any, attn_mask: Any = None) -> Any:
             state = attention_state(query, key, value, attn_mask)
-            return state.output, state.lse / math.log(base)
+            return state.output, np.where(np.isneginf(state.lse), of_none, state.lse / math.log(base))
 
         return theirs
 
@@ -231,6 +231,9 @@ def test_log_sum_exp_is_judged() -> None:
     in_2 = judge(with_lse(2.0), dtypes=["float32"])
     assert in_2.agrees, in_2
     assert ("The log-sum-exp is", "in base 2") in {(a.question, a.answer) for a in in_2.departures}
+    in_2_of_none = judge(with_lse(2.0, math.inf), dtypes=["float32"])
+    assert in_2_of_none.agrees, in_2_of_none
+    assert {a.answer for a in in_2_of_none.departures} >= {"in base 2", "+inf"}
     faults = judge(with_lse(3.0), dtypes=["float32"]).faults
     assert {fault.what.partition("[")[0] for fault in faults} == {"lse"}
 
