@@ -318,6 +318,7 @@ FAULTS: dict[str, dict[str, Step]] = {
             m | (np.arange(pairs[-2]) >= 64)[:, None] if m.ndim > 1 and m.shape[-2] == 1 else m
         )
     },
+    "no mask for three axes": {"mask": lambda m, pairs, _: np.True_ if len(pairs) == 3 else m},
     "a mask of -65504": {
         "masked": lambda s, scores, a, _: np.where(a, scores, np.where(a.any(-1, keepdims=True), -65504.0, s))
     },

@@ -210,6 +210,16 @@ def test_a_function_that_raises_for_some_lengths_only_is_wrong() -> None:
     assert "illegal memory access" in fault.what
 
 
+@pytest.mark.parametrize("most", [1, 2])
+def test_to_take_one_query_alone_is_no_fault(most: int) -> None:
+    def theirs(query: Any, key: Any, value: Any) -> Any:
+        if query.shape[-2] > most:
+            raise ValueError("too many queries")
+        return attention(query, key, value)
+
+    assert judge(theirs, dtypes=["float32"]).agrees == (most == 1)
+
+
 def test_to_refuse_what_is_empty_or_a_dtype_is_no_fault() -> None:
     def theirs(query: Any, key: Any, value: Any) -> Any:
         if 0 in (*query.shape, *key.shape) or query.dtype == ml_dtypes.bfloat16:
