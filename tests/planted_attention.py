@@ -134,6 +134,25 @@ def first_tile_not_scaled(p: Any, scores: Any, largest: Any) -> Any:
     return np.concatenate([np.exp(scores[..., :16] - of_first), p[..., 16:]], axis=-1)
 
 
+def packed(x: Any) -> Any:
+    """Read the memory from its start, as if there were no strides."""
+    return np.ravel(x, order="K").reshape(x.shape)
+
+
+def written(bias: Any, pairs: tuple[int, ...], mask: Any, _factor: Any) -> Any:
+    """Write the mask into the bias, if it has a place for each pair."""
+    if bias is not None and mask is not None and bias.shape == pairs:
+        np.copyto(bias, -np.inf, where=~mask)
+    return bias
+
+
+def of_the_first_entry(allowed: Any) -> Any:
+    """Skip the tiles of 32 keys in which the first entry has none."""
+    tiles = np.arange(allowed.shape[-1]) // 32
+    skipped = [n for n in {*tiles} if allowed.ndim > 3 and not allowed[0][..., tiles == n].any()]
+    return allowed & ~np.isin(tiles, skipped)
+
+
 FAULTS: dict[str, dict[str, Step]] = {
     "the scale of the values' width": {
         "scale": lambda s, q, v, passed: s if passed is not None else v.shape[-1] ** -0.5
@@ -284,7 +303,28 @@ FAULTS: dict[str, dict[str, Step]] = {
             m[:, None, None, :] if m.ndim == 2 and m.shape[0] == pairs[0] > 1 < len(pairs) - 2 else m
         )
     },
-    "the mask has no strides": {"mask": lambda m, *_: np.ravel(m, order="K").reshape(m.shape)},
+    "the mask has no strides": {"mask": lambda m, *_: packed(m)},
+    "the bias has no strides": {"bias": lambda b, *_: None if b is None else packed(b)},
+    "a transposed key has no strides": {
+        "tokens": lambda t: (t[0], packed(t[1]) if t[1].strides[-1] > t[1].strides[-2] else t[1], t[2])
+    },
+    "an expanded mask has no strides": {
+        "mask": lambda m, *_: m if all(m.strides) else np.resize(m[..., :1, :, :], m.shape)
+    },
+    "the mask is written into the bias": {"bias": written},
+    "tiles are those of the first entry": {"allowed": of_the_first_entry},
+    "a row of a mask is for 64 queries": {
+        "mask": lambda m, pairs, _: (
+            m | (np.arange(pairs[-2]) >= 64)[:, None] if m.ndim > 1 and m.shape[-2] == 1 else m
+        )
+    },
+    "no mask for three axes": {"mask": lambda m, pairs, _: np.True_ if len(pairs) == 3 else m},
+    "a mask of -65504": {
+        "masked": lambda s, scores, a, _: np.where(a, scores, np.where(a.any(-1, keepdims=True), -65504.0, s))
+    },
+    "the log of a sum vanishes": {
+        "weights": lambda p, s: np.where(np.isfinite(s) & (s < -1e30) & (p > 0), 1, p)
+    },
     "wide values of a second tile are lost": {
         "output": lambda o, v, a: np.where(np.arange(o.shape[-1]) < 64, o, 0) if v.shape[-2] > 64 else o
     },

@@ -99,6 +99,10 @@ FAULTS: dict[str, dict[str, Step]] = {
         )
     },
     "the size of the scale": {"factor": abs},
+    "a bias of -inf times 0": {"bias": lambda x, bias: x + 0 * bias},
+    "columns beyond 64": {"key": lambda x: x * (torch.arange(x.shape[-1]) < 64)},
+    "a cotangent is written to": {"cotangent": lambda x: (x.clone(), x.zero_())[0]},
+    "values beyond the eighth": {"value": lambda x, dtype: x * (torch.arange(x.shape[-1]) < 8)},
     "the last tile of 32 queries": {
         "query": lambda x: x * (torch.arange(x.shape[-2]) < max(x.shape[-2] // 32 * 32, 32))[:, None]
     },

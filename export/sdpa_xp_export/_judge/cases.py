@@ -120,7 +120,7 @@ class HardCase:
             x[..., : rule["repeat"], :] = x[..., :1, :]
         x = x.astype(numpy_dtype(dtype))
         for index, number in rule.get("set", ()):
-            if all(-n <= i < n for i, n in zip(_integers(index), _sizes(index, shape), strict=True)):
+            if _fits(index, shape):
                 x[_index(index)] = float(number)
         return _in_memory(x, rule.get("memory", ""))
 
@@ -164,8 +164,7 @@ class HardCase:
             chosen = ~np.broadcast_to(self._mask(rule["where"]), self.pairs)
             x = np.where(chosen, limits.get(rule["is"], rule["is"]), x)
         x = x[tuple(slice(n) for n in _padded(shape, self.pairs))].reshape(shape)
-        rounded: NDArray[Any] = x.astype(numpy_dtype(dtype))
-        return rounded
+        return _in_memory(x.astype(numpy_dtype(dtype)), rule.get("memory", ""))
 
 
 def uniform(seed: int, salt: int, shape: Sequence[int]) -> NDArray[np.float64]:
@@ -226,11 +225,13 @@ def _padded(shape: tuple[int, ...], pairs: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _in_memory(x: NDArray[Any], layout: str) -> NDArray[Any]:
-    """Return the same numbers as a view: with gaps, other axes first, backwards; or one number, repeated."""
+    """Return the same numbers as a view: with gaps, other axes first, backwards; or the first, repeated."""
     if layout == "backwards":
         return np.ascontiguousarray(x[..., ::-1])[..., ::-1]
     if layout == "repeated":
         return np.lib.stride_tricks.as_strided(x, x.shape, (0,) * x.ndim)
+    if layout == "expanded":
+        return np.lib.stride_tricks.as_strided(x, x.shape, (*x.strides[:-3], 0, *x.strides[-2:]))
     if layout == "columns":
         return np.swapaxes(np.ascontiguousarray(np.swapaxes(x, -1, -2)), -1, -2)
     if layout == "transposed":
@@ -249,9 +250,7 @@ def _index(index: Sequence[Any]) -> tuple[Any, ...]:
     return (..., *parts)
 
 
-def _integers(index: Sequence[Any]) -> list[int]:
-    return [i for i in index if isinstance(i, int)]
-
-
-def _sizes(index: Sequence[Any], shape: tuple[int, ...]) -> list[int]:
-    return [n for i, n in zip(index, shape[len(shape) - len(index) :], strict=True) if isinstance(i, int)]
+def _fits(index: Sequence[Any], shape: tuple[int, ...]) -> bool:
+    """Return whether an array of this shape has the element: a smaller case may not."""
+    named = zip(index, shape[len(shape) - len(index) :], strict=True)
+    return all(-n <= i < n for i, n in named if isinstance(i, int))

@@ -26,7 +26,7 @@ from .cases import Arrays, HardCase, data
 from .semantics import GRADIENTS, OF_OPTIONS
 
 LAYOUTS = ("...HLE", "...LHE")
-SHARED = ("float16", "float32", "float64")
+SHARED = ("bool", "float16", "float32", "float64")
 """The dtypes in which NumPy and torch can share memory."""
 LIBRARIES_OF_MODULES = {"torch": "torch", "jax": "jax", "mlx": "mlx", "cupy": "cupy", "dask": "dask"}
 
@@ -35,8 +35,8 @@ class LacksError(Exception):
     """The function has no argument for what a case needs."""
 
 
-class ChangedError(Exception):
-    """The function wrote to an input, which it names."""
+class WrongError(Exception):
+    """The function is wrong beside numbers: it wrote to an input, or has no gradient of one."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class JudgedFunction:
 
         Raises:
             LacksError: It has no argument for an option of the case, or no gradients.
-            ChangedError: It wrote to an input.
+            WrongError: It wrote to an input, or has no gradient of one.
         Exception: Whatever it raises, if it refuses the call.
         """
         arrays = case.arrays(dtype)
@@ -69,20 +69,18 @@ class JudgedFunction:
         tokens = [self._put(self._laid_out(arrays[name])) for name in GRADIENTS]
         passed = dict(zip(GRADIENTS, tokens, strict=True))
         passed |= {k: keywords[k] for k, x in options.items() if isinstance(x, np.ndarray)}
+        result = self._unchanged(passed, lambda: self.function(*tokens, **keywords))
+        output, *lse = map(self.backend.get, _outputs(case, result))
+        return {name: self._laid_out(output) if name == "output" else lse[0] for name in case.outputs}
+
+    def _unchanged(self, passed: Arrays, call: Callable[[], Any]) -> Any:
+        """Return what `call` returns, if it leaves the arrays as they are."""
         before = {k: np.array(self.backend.get(x)) for k, x in passed.items()}
-        result = self.function(*tokens, **keywords)
+        result = call()
         for name, old in before.items():
             if old.tobytes() != np.array(self.backend.get(passed[name])).tobytes():
-                raise ChangedError(name)
-        first, *others = result if isinstance(result, tuple | list) else (result,)
-        results = {"output": self._laid_out(self.backend.get(first))}
-        if "lse" in case.outputs:
-            shape = results["output"].shape[:-1]
-            states = [x for x in others if getattr(x, "shape", None) == shape]
-            if not states:
-                raise LacksError("it returns no log-sum-exp")
-            results["lse"] = self.backend.get(states[0])
-        return {name: results[name] for name in case.outputs}
+                raise WrongError(f"it changes its {name}")
+        return result
 
     def _keywords(self, case: HardCase, arrays: Arrays, answers: Mapping[str, str]) -> Arrays:
         """Return the keywords of a call, in NumPy."""
@@ -90,12 +88,12 @@ class JudgedFunction:
         mask, bias = arrays["mask"], arrays["bias"]
         if mask is not None and answers.get("boolean") == "False may attend":
             mask = ~mask
-        if bias is not None and not self._takes("bias"):  # a floating mask, which the boolean one joins
+        if bias is not None and "bias" not in self.names:  # a floating mask, which the boolean one joins
             if mask is not None:
                 bias = np.where(mask, bias, np.asarray(-math.inf, bias.dtype))
             mask, bias = bias, None
         options |= {"mask": mask, "bias": bias, "sinks": arrays["sinks"]}
-        if case.heads[:1] != case.heads[-1:] and self._takes("group heads"):
+        if case.heads[:1] != case.heads[-1:] and "group heads" in self.names:
             options["group heads"] = True
         if "mask" in self.needed and mask is None:
             options["mask"] = np.ones((1,) * (len(case.pairs) - 2) + case.lengths, bool)
@@ -105,7 +103,7 @@ class JudgedFunction:
         for name, value in options.items():
             if value is None:
                 continue
-            if not self._takes(name):
+            if name not in self.names:
                 raise LacksError(f"it has no argument for {name}")
             word = self.names[name]
             if not isinstance(word, str) and not value:  # a value asks for the option: without it, nothing does
@@ -115,9 +113,6 @@ class JudgedFunction:
                 raise LacksError(f"its {keyword} takes one of two options")
             keywords[keyword] = passed
         return keywords
-
-    def _takes(self, name: str) -> bool:
-        return name in self.names
 
     def _put(self, x: Any) -> Any:
         if not isinstance(x, np.ndarray):
@@ -133,34 +128,46 @@ class JudgedFunction:
 
     def _gradients(self, case: HardCase, arrays: Arrays, keywords: Arrays) -> dict[str, NDArray[Any]]:
         tokens = {name: self._put(self._laid_out(arrays[name])) for name in GRADIENTS}
-        cotangent, options = self._put(self._laid_out(arrays["cotangent"])), dict[str, Any]()
+        cotangents, options = [self._put(self._laid_out(arrays["cotangent"]))], dict[str, Any]()
+        cotangents += [self._put(arrays["cotangent"][..., 0])] if "lse" in case.outputs else []
         if OF_OPTIONS in case.outputs:
-            words = {name: self.names.get(name) or self.names["mask"] for name in ("bias", "sinks")}
-            options = {name: keywords[word] for name, word in words.items() if arrays[name] is not None}
+            present = (name for name in ("bias", "sinks") if arrays[name] is not None)
+            words = {name: self.names.get(name) or self.names["mask"] for name in present}
+            options = {name: keywords[word] for name, word in words.items()}
             keywords = {word: x for word, x in keywords.items() if word not in words.values()}
         leaves = tokens | options
 
-        def output(*values: Any) -> Any:
+        def outputs(*values: Any) -> list[Any]:
             more = {words[name]: x for name, x in zip(options, values[3:], strict=True)}
-            return self._first(self.function(*values[:3], **keywords, **more))
+            return _outputs(case, self.function(*values[:3], **keywords, **more))
 
         if self.backend.name == "torch" and not self.is_model:
             for x in leaves.values():
                 x.requires_grad_()
-            output(*leaves.values()).backward(cotangent)
-            # No gradient of a number that has one is as wrong as NaN.
-            gradients = [x.new_full(x.shape, math.nan) if x.grad is None else x.grad for x in leaves.values()]
+            backward = importlib.import_module("torch").autograd.backward
+            passed = leaves | {"cotangent": cotangents[0]}
+            self._unchanged(passed, lambda: backward(outputs(*leaves.values()), cotangents))
+            if lacks := [name for name, x in leaves.items() if x.grad is None]:
+                raise WrongError(f"it has no gradient of its {lacks[0]}")
+            gradients = [x.grad for x in leaves.values()]
         elif self.backend.name == "jax":
             jax = importlib.import_module("jax")
-            gradients = jax.vjp(output, *leaves.values())[1](cotangent)
+            gradients = jax.vjp(outputs, *leaves.values())[1](cotangents)
         else:
             raise LacksError("gradients of torch and JAX are judged")
         got = {name: self.backend.get(x) for name, x in zip(leaves, gradients, strict=True)}
         return {f"d {name}": self._laid_out(x) if name in GRADIENTS else x for name, x in got.items()}
 
-    @staticmethod
-    def _first(result: Any) -> Any:
-        return result[0] if isinstance(result, tuple | list) else result
+
+def _outputs(case: HardCase, result: Any) -> list[Any]:
+    """Return the output of a call, and the log-sum-exp if the case asks for it."""
+    first, *others = result if isinstance(result, tuple | list) else (result,)
+    if "lse" not in case.outputs:
+        return [first]
+    states = [x for x in others if getattr(x, "shape", None) == case.pairs[:-1]]
+    if not states:
+        raise LacksError("it returns no log-sum-exp")
+    return [first, states[0]]
 
 
 def find_function(

@@ -17,7 +17,7 @@ from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from .._verify.judging import Compared, judge_rows
 from ..report import Agreement
 from .cases import HardCase, all_cases, data, questions
-from .function import ChangedError, JudgedFunction, LacksError
+from .function import JudgedFunction, LacksError, WrongError
 from .semantics import BOOLEAN, LACKS, LEAKS, REFUSED, WRONG, expected, is_judged
 from .verdict import Answer, Fault, NotJudged, Verdict
 
@@ -126,7 +126,7 @@ class Judgement:
                 results = self.function.results(case, dtype, answered)
             except LacksError:
                 return LACKS
-            except ChangedError:
+            except WrongError:
                 return WRONG
             except Exception as error:  # whatever a function raises refuses the call
                 if re.search(r"missing .*\bscale\b", str(error)) and not self.function.needed:
@@ -148,23 +148,20 @@ class Judgement:
             results = self.function.results(case, dtype, self.answers)
         except LacksError as error:
             return str(error)
-        except ChangedError as error:
-            return Tried(case, dtype, {}, f"it changes its {error}")
+        except WrongError as error:
+            return Tried(case, dtype, {}, str(error))
         except Exception as error:  # whatever a function raises refuses the call
             return f"{REFUSES}{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
         rows = expected(case, dtype, self.answers)
         of_query = data()["dtype"]["answers"][0]
         kept = self.answers.get("dtype", of_query) in (of_query, REFUSED)
-        wrong = [
-            f"{n} is {x.dtype.name}"
-            for n, x in results.items()
-            if kept and n != "lse" and x.dtype.name != dtype
-        ]
+        other = [n for n, x in results.items() if kept and n != "lse" and x.dtype.name != dtype]
+        wrong = f"{other[0]} is {results[other[0]].dtype.name}" if other else ""
         size = float(case.draw.get("query", {}).get("times", 1.0))
         compared = {
             name: Compared(x, rows[name], max(size, 1.0), _kind(case), dtype) for name, x in results.items()
         }
-        return Tried(case, dtype, compared, "".join(wrong[:1]))
+        return Tried(case, dtype, compared, wrong)
 
     def _faults(self, tried: Sequence[Tried]) -> tuple[Fault, ...]:
         """Judge each output of all cases of a dtype together: one bound of all is no looser, and no luck."""
@@ -185,11 +182,13 @@ class Judgement:
     def _refusals(self, tried: Sequence[Tried], left_out: Sequence[NotJudged]) -> tuple[Fault, ...]:
         """Return a fault if the function takes plain calls of some lengths, and raises in those of others."""
         plain = {case.name: case for case in all_cases() if case.is_plain}
-        takes = {one.dtype for one in tried if one.case.name in plain}
+        names = {one.case.name for one in tried} & plain.keys()
+        takes = {one.dtype for one in tried if one.case.name in names}
         refused = [x for x in left_out if x.case in plain and x.dtype in takes and x.reason.startswith(REFUSES)]
         unlike = {name for name, case in plain.items() if case.lengths[0] != case.lengths[1]}
-        if not unlike & {one.case.name for one in tried}:  # it takes as many keys as queries alone
-            refused = [x for x in refused if x.case not in unlike]
+        several = {name for name, case in plain.items() if case.lengths[0] > 1}
+        for others in (unlike, several):  # it may take as many keys as queries alone, or one query
+            refused = [x for x in refused if others & names or x.case not in others]
         if self.function.is_model or not refused:
             return ()
         first, shown = refused[0], plain[refused[0].case].described()
@@ -207,25 +206,15 @@ class Judgement:
         if compared.result.shape == compared.expected.reference.shape:
             index = agreement.index
             got, right = float(compared.result[index]), float(compared.expected.reference[index])
-            allowed = float(
-                np.max(np.abs(compared.expected.textbook - compared.expected.reference), initial=0.0)
-            )
+            off = np.abs(compared.expected.textbook - compared.expected.reference)
+            allowed = float(np.max(off, initial=0.0))
             times = agreement.absolute / allowed if allowed else math.inf
             what = f"{output}{list(index)} is {got:.6g}, not {right:.6g}"
             if math.isfinite(times):
                 what += f": off by {agreement.absolute:.2g}, {times:.3g} times the textbook's largest error"
         small = self._smallest(case, one.dtype) if shrinks else case
-        return Fault(
-            case.name,
-            one.dtype,
-            case.rules,
-            what,
-            agreement.absolute,
-            agreement.bound,
-            times,
-            small.described(),
-            case.why,
-        )
+        errors = agreement.absolute, agreement.bound, times
+        return Fault(case.name, one.dtype, case.rules, what, *errors, small.described(), case.why)
 
     def _smallest(self, case: HardCase, dtype: str) -> HardCase:
         """Return the smallest case like this one that still fails, each length tried smaller in turn."""

@@ -148,7 +148,7 @@ def test_each_answer_of_the_file_is_given_by_a_function() -> None:
     entries = judge_cases_data.data()["questions"]
     other = {answer for entry in entries for answer in entry["answers"][1:]}
     assert other == {answer for *_, answer in OTHER_MEANINGS.values()} | {
-        *("upper left", "not 0 may attend", "0 may attend", "in base 2"),
+        *("upper left", "not 0 may attend", "0 may attend", "in base 2", "+inf"),
     }
 
 
@@ -210,6 +210,16 @@ def test_a_function_that_raises_for_some_lengths_only_is_wrong() -> None:
     assert "illegal memory access" in fault.what
 
 
+@pytest.mark.parametrize("most", [1, 2])
+def test_to_take_one_query_alone_is_no_fault(most: int) -> None:
+    def theirs(query: Any, key: Any, value: Any) -> Any:
+        if query.shape[-2] > most:
+            raise ValueError("too many queries")
+        return attention(query, key, value)
+
+    assert judge(theirs, dtypes=["float32"]).agrees == (most == 1)
+
+
 def test_to_refuse_what_is_empty_or_a_dtype_is_no_fault() -> None:
     def theirs(query: Any, key: Any, value: Any) -> Any:
         if 0 in (*query.shape, *key.shape) or query.dtype == ml_dtypes.bfloat16:
@@ -220,10 +230,10 @@ def test_to_refuse_what_is_empty_or_a_dtype_is_no_fault() -> None:
 
 
 def test_log_sum_exp_is_judged() -> None:
-    def with_lse(base: float) -> Callable[..., Any]:
+    def with_lse(base: float, of_none: float = -math.inf) -> Callable[..., Any]:
         def theirs(query: Any, key: Any, value: Any, attn_mask: Any = None) -> Any:
             state = attention_state(query, key, value, attn_mask)
-            return state.output, state.lse / math.log(base)
+            return state.output, np.where(np.isneginf(state.lse), of_none, state.lse / math.log(base))
 
         return theirs
 
@@ -231,12 +241,16 @@ def test_log_sum_exp_is_judged() -> None:
     in_2 = judge(with_lse(2.0), dtypes=["float32"])
     assert in_2.agrees, in_2
     assert ("The log-sum-exp is", "in base 2") in {(a.question, a.answer) for a in in_2.departures}
+    in_2_of_none = judge(with_lse(2.0, math.inf), dtypes=["float32"])
+    assert in_2_of_none.agrees, in_2_of_none
+    assert {a.answer for a in in_2_of_none.departures} >= {"in base 2", "+inf"}
     faults = judge(with_lse(3.0), dtypes=["float32"]).faults
     assert {fault.what.partition("[")[0] for fault in faults} == {"lse"}
 
 
 LSE_FAULTS: dict[str, Callable[..., Any]] = {
     "another head": lambda lse, sinks: np.sort(lse, axis=-2) if lse.ndim > 2 and lse.shape[-2] > 2 else lse,
+    "a later tile": lambda lse, sinks: lse + (np.arange(lse.shape[-1]) >= 64),
     "no sink": lambda lse, sinks: lse if sinks is None else np.log(np.exp(lse) - np.exp(sinks[:, None])),
 }
 
@@ -249,6 +263,18 @@ def test_a_fault_of_the_log_sum_exp_alone_is_found(name: str) -> None:
 
     verdict = judge(theirs, dtypes=["float32"])
     assert {fault.what.partition("[")[0] for fault in verdict.faults} == {"lse"}
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("is_dropped", [True, False])
+def test_a_log_sum_exp_whose_gradient_is_dropped_is_wrong(is_dropped: bool) -> None:
+    def theirs(query: Any, key: Any, value: Any, *, sinks: Any = None) -> Any:
+        state = attention_state(query, key, value, sinks=sinks)
+        return state.output, state.lse.detach() + 0 * query[..., 0] if is_dropped else state.lse
+
+    verdict = judge(theirs, library="torch", dtypes=["float32"])
+    expected = {"gradients, also of lse", "gradients of sinks, also of lse"} if is_dropped else set()
+    assert {fault.case for fault in verdict.faults} == expected
 
 
 def test_another_dtype_is_said() -> None:
