@@ -186,9 +186,7 @@ class PreparedCall(NamedTuple):
         # Other options may have arrays of pairs or of rows, which are cut into ranges; so are the sums of
         # reproducible calls.
         has_ranges = self.options.dropout_p or self.grid.is_reproducible or not options.is_plain
-        if not options.mask.has_patches or has_ranges:
-            return plan
-        patches = options.mask.patches(self.grid)
+        patches = None if has_ranges else options.mask.patches(self.grid)
         if patches is None:
             return plan
         return with_patches(plan, patches, self.grid, self.scores().key_range, widths)

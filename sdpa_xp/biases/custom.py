@@ -111,11 +111,8 @@ class FunctionBias(Bias, Term):
     """Made by `from_function`."""
 
     name = "from_function"
+    is_of_caller = True
     score_mod: ScoreFunction
-
-    @property
-    def is_of_caller(self) -> bool:
-        return True
 
     def bind(self, _grid: CallGrid) -> tuple[Term, ...]:
         return (self,)

@@ -106,11 +106,8 @@ class Prefix(Mask):
     """Made by `prefix`."""
 
     name = "prefix"
+    hides_whole_keys = True
     length: IntegersLike
-
-    @property
-    def hides_whole_keys(self) -> bool:
-        return True
 
     def bind(self, grid: CallGrid) -> Pattern:
         return KeysBefore(grid.check_integers("attn_mask.length", self.length, least=0))
@@ -143,9 +140,7 @@ class QueriesBefore(Pattern):
 
     def allowed_in(self, tile: Tile) -> Allowed:
         answer = self.uniform(tile)
-        if answer is not None:
-            return answer
-        return tile.row_index < tile.slice_integers(self.length).values
+        return tile.row_index < tile.slice_integers(self.length).values if answer is None else answer
 
     def uniform(self, tile: Tile) -> bool | None:
         return _all_before(tile.slice_integers(self.length), tile.rows)

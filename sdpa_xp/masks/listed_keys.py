@@ -142,8 +142,6 @@ class ListedKeys(Pattern):
     joined: tuple[Pattern, ...] = ()
     """What a pair has to be in too, for patches."""
 
-    has_patches = True
-
     def allowed_in(self, tile: Tile) -> Allowed:
         count, size = self.lists.shape[-1], self.size[1]
         if not (count and self.all_keys):

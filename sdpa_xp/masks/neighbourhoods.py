@@ -143,7 +143,7 @@ class Neighbourhood(Mask, Pattern):
     name = NAME
     counts = "slots"
     ignores_heads = True
-    has_patches = True
+    is_shared = True
     shape: tuple[int, ...]
     window: int | tuple[int, ...]
     dilation: int | tuple[int, ...] = 1
@@ -170,10 +170,6 @@ class Neighbourhood(Mask, Pattern):
             left = window - 1 if ordered else window // 2
             kind = "periodic" if around else "cut" if ordered else self.borders
             yield Axis(length, left, window - 1 - left, step, kind, inner)
-
-    @property
-    def is_shared(self) -> bool:
-        return True
 
     def patches(self, grid: ScoreGrid, others: tuple[Pattern, ...] = ()) -> Patches | None:
         # Lists of keys are of a whole space: a call of a cache, or of some entries, reads ranges. So does one

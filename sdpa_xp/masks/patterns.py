@@ -27,11 +27,6 @@ class Pattern(ABC):
         """Return which pairs of the tile may attend; an array broadcasts to (..., Hq, rows, columns)."""
 
     @property
-    def has_patches(self) -> bool:
-        """Whether `patches` may return some."""
-        return False
-
-    @property
     def is_shared(self) -> bool:
         """Whether all batch entries and heads have the same answers, few of them arrays: tasks share these."""
         return False
@@ -103,14 +98,10 @@ class AllOf(Joined):
     def query_range(self, tile: Tile) -> range:
         return _intersection([tile.rows, *(pattern.query_range(tile) for pattern in self.patterns)])
 
-    @property
-    def has_patches(self) -> bool:
-        return any(pattern.has_patches for pattern in self.patterns)
-
     def patches(self, grid: ScoreGrid, others: tuple[Pattern, ...] = ()) -> Patches | None:
         for n, pattern in enumerate(self.patterns):
             rest = self.patterns[:n] + self.patterns[n + 1 :] + others
-            if pattern.has_patches and (patches := pattern.patches(grid, rest)) is not None:
+            if (patches := pattern.patches(grid, rest)) is not None:
                 return patches
         return None
 

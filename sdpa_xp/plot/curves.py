@@ -15,7 +15,7 @@ from .._libraries import dtype_name, library_of, namespace_of, numpy_array
 from .._libraries.protocols import Array, NumPyGenerator
 from .._weights import attention_scores, attention_weights
 from ..errors import ArgumentTypeError
-from .panels import FONT, Theme, ThemeName, paint, require_matplotlib, theme_of
+from .panels import FONT, Theme, ThemeName, paint, theme_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -70,10 +70,9 @@ def saturation(
     References:
         Vaswani et al., "Attention is all you need", arXiv 1706.03762, section 3.2.1, footnote 4.
     """
-    require_matplotlib("plot.saturation")
+    colours = theme_of("plot.saturation", theme)
     from .shown_figure import ShownFigure
 
-    colours = theme_of("plot.saturation", theme)
     widths = sorted(check_some_integers("plot.saturation", "widths", widths))
     keys = check_integer("plot.saturation", "keys", keys, least=2)
     if not library_of(numpy_array()).generators.owns(rng):
@@ -156,12 +155,11 @@ def memory(
         Rabe and Staats, "Self-attention does not need O(n^2) memory", arXiv 2112.05682.
         Dao, "FlashAttention-2", arXiv 2307.08691, section 3.1.
     """
-    require_matplotlib("plot.memory")
+    colours = theme_of("plot.memory", theme)
     from matplotlib.ticker import FuncFormatter, LogLocator
 
     from .shown_figure import ShownFigure
 
-    colours = theme_of("plot.memory", theme)
     lengths = sorted(check_some_integers("plot.memory", "lengths", lengths))
     width = check_integer("plot.memory", "width", width, least=1)
     element = _element_like(like)
