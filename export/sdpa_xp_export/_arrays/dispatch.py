@@ -218,8 +218,9 @@ def kernel_dtype(op: str, value: GraphValue) -> str:
     result in float32 rounded once.
     """
     dtype, graph = value.elem_type, value.graph
-    if dtype == "bfloat16":
-        return dtype if op in _MOVING or (graph.runtime.computes_bfloat16 and not graph.is_part) else "float32"
+    if dtype == "bfloat16":  # of the providers, CUDA computes in it, and the others only move it
+        is_computed = graph.runtime.provider == "cuda" and not graph.is_part
+        return dtype if op in _MOVING or is_computed else "float32"
     if graph.runtime.is_openvino and _WIDER.get(dtype) == "int32":
         return "int32"
     if dtype not in _MISSING.get(op, ()):

@@ -119,26 +119,22 @@ def floor(value: GraphValue) -> GraphValue:
     return number if number.elem_type in INTEGERS else computed("Floor", number, shape=number.dims)
 
 
-@array_function
-def maximum(one: Any, other: Any, *, exact: bool = True) -> GraphValue:
-    """Return the larger of two numbers; NaN if one of them is NaN."""
-    return _extreme("Max", "maximum", "Greater", one, other, exact)
+def _extreme(name: str, op: str, compare: str) -> Callable[..., GraphValue]:
+    """Make a function that returns the larger, or the smaller, of two numbers; NaN if one of them is NaN."""
+
+    def function(one: Any, other: Any, *, exact: bool = True) -> GraphValue:
+        first, second = operands(name, "numeric", one, other)
+        if first.elem_type != "int64" or not exact:
+            # A bound that is a constant comes first: onnxscript 0.7.2 makes a Clip of two bounds, under a name
+            # that another Clip of the same number also gets.
+            return elementwise(op, second, first)
+        # onnxruntime's kernel misorders large int64, so the two are compared, and one is chosen.
+        return where(elementwise(compare, first, second, dtype="bool"), first, second)
+
+    return array_function(function, name)
 
 
-@array_function
-def minimum(one: Any, other: Any, *, exact: bool = True) -> GraphValue:
-    """Return the smaller of two numbers; NaN if one of them is NaN."""
-    return _extreme("Min", "minimum", "Less", one, other, exact)
-
-
-def _extreme(op: str, name: str, compare: str, one: Any, other: Any, exact: bool) -> GraphValue:
-    first, second = operands(name, "numeric", one, other)
-    if first.elem_type != "int64" or not exact:
-        # A bound that is a constant comes first: onnxscript 0.7.2 makes a Clip of two bounds, under a name that
-        # another Clip of the same number also gets.
-        return elementwise(op, second, first)
-    # onnxruntime's kernel misorders large int64, so the two are compared, and one is chosen.
-    return where(elementwise(compare, first, second, dtype="bool"), first, second)
+maximum, minimum = _extreme("maximum", "Max", "Greater"), _extreme("minimum", "Min", "Less")
 
 
 @array_function
@@ -159,7 +155,7 @@ def where(condition: GraphValue, one: Any, other: Any) -> GraphValue:
         rule, got = "the condition of `where` must be a boolean array", {"condition": condition}
         raise ArgumentTypeError("where", rule, got)
     graph = condition.graph
-    if _is_scalar(one) and _is_scalar(other):
+    if isinstance(one, Scalar) and isinstance(other, Scalar):
         one, other = _of_default_dtype(graph, one, other)
     first, second = promoted("where", one, other)
     if first.elem_type == "bool":  # neither onnxruntime nor OpenVINO chooses conditions
@@ -168,10 +164,6 @@ def where(condition: GraphValue, one: Any, other: Any) -> GraphValue:
     shape = graph.joint_shape(condition.dims, first.dims, second.dims)
     chosen = graph.add("Where", condition, first.astype(inner), second.astype(inner), dtype=inner, shape=shape)
     return chosen.astype(first.elem_type)
-
-
-def _is_scalar(operand: Any) -> bool:
-    return isinstance(operand, Scalar)
 
 
 def _of_default_dtype(graph: Graph, *scalars: Scalar) -> list[GraphValue]:

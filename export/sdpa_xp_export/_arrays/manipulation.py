@@ -33,11 +33,11 @@ def axis_of(value: GraphValue, axis: int, added: int = 0) -> int:
     return number % count
 
 
-def axes_of(value: GraphValue, axes: Axes) -> tuple[int, ...]:
-    """Count several axes from the front; None means all of them."""
+def axes_of(value: GraphValue, axes: Axes, added: int = 0) -> tuple[int, ...]:
+    """Count several axes from the front, for a value that gets `added` more; None means all of them."""
     if axes is None:
         return tuple(range(value.ndim))
-    counted = tuple(axis_of(value, axis) for axis in (axes if isinstance(axes, Sequence) else (axes,)))
+    counted = tuple(axis_of(value, axis, added) for axis in (axes if isinstance(axes, Sequence) else (axes,)))
     if len({*counted}) < len(counted):
         rule = "`axis` must name each axis once"
         raise ArgumentValueError(value.graph.function, rule, {"axis": axes, "shape": value.dims})
@@ -132,11 +132,7 @@ def moveaxis(value: GraphValue, source: int | Sequence[int], destination: int | 
 def expand_dims(value: GraphValue, axis: int | Sequence[int] = 0) -> GraphValue:
     """value -> Unsqueeze."""
     if isinstance(axis, Sequence):
-        positions = {axis_of(value, one, len(axis)) for one in axis}
-        if len(positions) < len(axis):
-            rule = "`axis` must name each axis once"
-            raise ArgumentValueError(value.graph.function, rule, {"axis": axis, "shape": value.dims})
-        for position in sorted(positions):
+        for position in sorted(axes_of(value, axis, len(axis))):
             value = expand_dims(value, axis=position)
         return value
     # The axis stands in the graph as the caller counts it: then values of other ranks share the constant.

@@ -87,13 +87,6 @@ def _is_nonzero(value: GraphValue) -> GraphValue:
     return value if value.elem_type == "bool" else not_equal(value, 0)
 
 
-def _check_some(name: str, value: GraphValue, axis: Axes) -> None:
-    """Refuse axes that are known to be empty, over which `max` and `min` have no result."""
-    if 0 in (value.dims[position] for position in axes_of(value, axis)):
-        rule = f"`{name}` must be over at least one number"
-        raise ArgumentValueError(value.graph.function, rule, {"axis": axis, "shape": value.dims})
-
-
 @array_function
 def mean(value: GraphValue, *, axis: Axes = None, keepdims: bool = False) -> GraphValue:
     """Return the mean of floats; NaN if there is none."""
@@ -106,18 +99,23 @@ def mean(value: GraphValue, *, axis: Axes = None, keepdims: bool = False) -> Gra
     return (_sum(wide, axis, keepdims) / _count(wide, axes)).astype(number.elem_type)
 
 
-@array_function
-def max(value: GraphValue, *, axis: Axes = None, keepdims: bool = False) -> GraphValue:
-    """Return the largest number; NaN if one is NaN, and the least number of the dtype if there is none."""
-    _check_some("max", value, axis)
-    return _extreme("ReduceMax", admitted("max", "numeric", value), axis, keepdims)
+def _extreme_of(name: str, op: str) -> Callable[..., GraphValue]:
+    """Make a function that returns the largest, or the smallest, number; NaN if one is NaN.
+
+    Axes that are known to be empty are refused. If a run has none, it is the other end of the dtype.
+    """
+
+    def function(value: GraphValue, *, axis: Axes = None, keepdims: bool = False) -> GraphValue:
+        axes = axes_of(value, axis)
+        if 0 in (value.dims[position] for position in axes):
+            rule = f"`{name}` must be over at least one number"
+            raise ArgumentValueError(value.graph.function, rule, {"axis": axis, "shape": value.dims})
+        return _extreme(op, admitted(name, "numeric", value), axes, keepdims)
+
+    return array_function(function, name)
 
 
-@array_function
-def min(value: GraphValue, *, axis: Axes = None, keepdims: bool = False) -> GraphValue:
-    """Return the smallest number; NaN if one is NaN, and the largest of the dtype if there is none."""
-    _check_some("min", value, axis)
-    return _extreme("ReduceMin", admitted("min", "numeric", value), axis, keepdims)
+max, min = _extreme_of("max", "ReduceMax"), _extreme_of("min", "ReduceMin")
 
 
 @array_function
@@ -163,8 +161,7 @@ def _sum_of_integers(value: GraphValue, axis: int) -> GraphValue:
     return total if axis == value.ndim - 1 else ops.swap(total, axis, -1)
 
 
-def _extreme(op: str, value: GraphValue, axis: Axes, keepdims: bool) -> GraphValue:
-    axes = axes_of(value, axis)
+def _extreme(op: str, value: GraphValue, axes: tuple[int, ...], keepdims: bool) -> GraphValue:
     is_wide = value.elem_type in ("uint32", "int64", "uint64")
     if is_wide and not value.graph.runtime.is_openvino:
         return _extreme_by_halves(op, value, axes, keepdims)

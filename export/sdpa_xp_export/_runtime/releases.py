@@ -228,7 +228,7 @@ class Runtime:
         # The types of a tensor in onnxruntime-common 1.30 have no bfloat16. OpenVINO 2026.4 computes float64 in
         # float32 on the CPU, whatever precision it is asked for.
         why, instead = "", "float32 or float16"
-        if self.is_for_browsers and dtype == "bfloat16":
+        if dtype == "bfloat16" and not {"wasm", "webgpu"}.isdisjoint(self.right_on):
             why = "onnxruntime's JavaScript API has no such tensor"
         if self.is_openvino and dtype == "float64":
             why = "OpenVINO computes it in float32 on the CPU"
@@ -243,15 +243,6 @@ class Runtime:
     def right_on(self) -> tuple[RuntimeProvider, ...]:
         """The providers on which the graph must be right."""
         return RIGHT_ON.get(self.provider, (self.provider,))
-
-    @property
-    def is_for_browsers(self) -> bool:
-        return not {"wasm", "webgpu"}.isdisjoint(self.right_on)
-
-    @property
-    def computes_bfloat16(self) -> bool:
-        """Whether the provider has kernels for bfloat16; those of the CPU provider only move it."""
-        return self.provider == "cuda"
 
     def may_meet(self, defect: str) -> bool:
         """Return whether the graph may run in a release that has a known defect, on a provider that has it."""
