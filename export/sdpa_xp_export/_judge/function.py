@@ -64,12 +64,11 @@ class JudgedFunction:
         arrays = case.arrays(dtype)
         options = self._keywords(case, arrays, answers)
         keywords = {k: self._put(x) for k, x in options.items()}
+        tokens = {name: self._put(self._laid_out(arrays[name])) for name in GRADIENTS}
         if "gradients" in case.outputs:
-            return self._gradients(case, arrays, keywords)
-        tokens = [self._put(self._laid_out(arrays[name])) for name in GRADIENTS]
-        passed = dict(zip(GRADIENTS, tokens, strict=True))
-        passed |= {k: keywords[k] for k, x in options.items() if isinstance(x, np.ndarray)}
-        result = self._unchanged(passed, lambda: self.function(*tokens, **keywords))
+            return self._gradients(case, arrays, tokens, keywords)
+        passed = tokens | {k: keywords[k] for k, x in options.items() if isinstance(x, np.ndarray)}
+        result = self._unchanged(passed, lambda: self.function(*tokens.values(), **keywords))
         output, *lse = map(self.backend.get, _outputs(case, result))
         return {name: self._laid_out(output) if name == "output" else lse[0] for name in case.outputs}
 
@@ -126,8 +125,9 @@ class JudgedFunction:
         """Return an array with its heads where the function has them; the same swap leads back."""
         return np.swapaxes(x, -2, -3) if self.layout == "...LHE" and x.ndim > 2 else x
 
-    def _gradients(self, case: HardCase, arrays: Arrays, keywords: Arrays) -> dict[str, NDArray[Any]]:
-        tokens = {name: self._put(self._laid_out(arrays[name])) for name in GRADIENTS}
+    def _gradients(
+        self, case: HardCase, arrays: Arrays, tokens: Arrays, keywords: Arrays
+    ) -> dict[str, NDArray[Any]]:
         cotangents, options = [self._put(self._laid_out(arrays["cotangent"]))], dict[str, Any]()
         cotangents += [self._put(arrays["cotangent"][..., 0])] if "lse" in case.outputs else []
         if OF_OPTIONS in case.outputs:

@@ -26,7 +26,7 @@ OF_LENGTHS = ("causal", "no keys")
 """The fields of questions that are about unlike lengths."""
 REFUSES = "refused: "
 """How the reason begins if the function raised."""
-SHRINKS = 60
+SHRINKS = 59
 """The most calls by which the smallest failing one is sought, for each fault."""
 SHRUNK = 4
 """The number of faults whose smallest call is sought: the first ones, which are the smallest cases."""
@@ -65,11 +65,8 @@ class Judgement:
         for case in sorted(cases, key=lambda case: case.size):
             yield from ((case, dtype) for dtype in case.dtypes if dtype in self.dtypes)
 
+    @np.errstate(all="ignore")  # of a wrong function, errors overflow
     def verdict(self, watch: Callable[[int, int, str], object] | None = None) -> Verdict:
-        with np.errstate(all="ignore"):  # of a wrong function, errors overflow
-            return self._verdict(watch)
-
-    def _verdict(self, watch: Callable[[int, int, str], object] | None) -> Verdict:
         start, backend = time.perf_counter(), self.function.backend
         profile, tried, left_out = self._profile(), list[Tried](), list[NotJudged]()
         self.answers = {} if self.contract else self.answers
@@ -196,38 +193,29 @@ class Judgement:
         return (Fault(first.case, first.dtype, ("R1",), what, math.inf, 0.0, math.inf, shown),)
 
     def _fault(self, one: Tried, agreement: Agreement | None, output: str, *, shrinks: bool) -> Fault:
-        case = one.case
-        if agreement is None:
-            return Fault(
-                case.name, one.dtype, case.rules, one.wrong, math.inf, 0.0, math.inf, case.described(), case.why
-            )
-        compared = one.compared[output]
-        what, times = f"{output} has shape {compared.result.shape}", math.inf
-        if compared.result.shape == compared.expected.reference.shape:
-            index = agreement.index
-            got, right = float(compared.result[index]), float(compared.expected.reference[index])
-            off = np.abs(compared.expected.textbook - compared.expected.reference)
-            allowed = float(np.max(off, initial=0.0))
-            times = agreement.absolute / allowed if allowed else math.inf
-            what = f"{output}{list(index)} is {got:.6g}, not {right:.6g}"
-            if math.isfinite(times):
-                what += f": off by {agreement.absolute:.2g}, {times:.3g} times the textbook's largest error"
-        small = self._smallest(case, one.dtype) if shrinks else case
-        errors = agreement.absolute, agreement.bound, times
-        return Fault(case.name, one.dtype, case.rules, what, *errors, small.described(), case.why)
+        case, small, what, error, bound, times = one.case, one.case, one.wrong, math.inf, 0.0, math.inf
+        if agreement is not None:
+            result, exact = one.compared[output].result, one.compared[output].expected
+            what, error, bound = f"{output} has shape {result.shape}", agreement.absolute, agreement.bound
+            if result.shape == exact.reference.shape:
+                index = agreement.index
+                got, right = float(result[index]), float(exact.reference[index])
+                allowed = float(np.max(np.abs(exact.textbook - exact.reference), initial=0.0))
+                times = error / allowed if allowed else math.inf
+                what = f"{output}{list(index)} is {got:.6g}, not {right:.6g}"
+                if math.isfinite(times):
+                    what += f": off by {error:.2g}, {times:.3g} times the textbook's largest error"
+            small = self._smallest(case, one.dtype) if shrinks else case
+        shown = small.described()
+        return Fault(case.name, one.dtype, case.rules, what, error, bound, times, shown, case.why)
 
     def _smallest(self, case: HardCase, dtype: str) -> HardCase:
         """Return the smallest case like this one that still fails, each length tried smaller in turn."""
-        calls, small, shrinks = 0, case, True
-        while shrinks and calls < SHRINKS:
-            shrinks = False
-            for smaller in _smaller(small):
-                calls += 1
-                if calls >= SHRINKS:
-                    break
-                if self._fails(smaller, dtype):
-                    small, shrinks = smaller, True
-                    break
+        failing: HardCase | None = case
+        calls = iter(range(SHRINKS))
+        while failing is not None:
+            small, tried = failing, zip(_smaller(failing), calls, strict=False)
+            failing = next((smaller for smaller, _ in tried if self._fails(smaller, dtype)), None)
         return small
 
     def _fails(self, case: HardCase, dtype: str) -> bool:

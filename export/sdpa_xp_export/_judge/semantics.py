@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from .._dtypes.dtype import numpy_dtype
 from .._verify.expected import expected_rows
 from .._verify.judging import ExpectedRows
-from .._verify.reference import attention_and_scores, stages
+from .._verify.reference import attention_and_scores, stages, with_heads
 from .cases import Arrays, HardCase, data, finfo
 
 Answers = Mapping[str, str]
@@ -129,8 +129,7 @@ def _with_empty_rows(
 ) -> ExpectedRows:
     """Return the rows with what the function means a query without keys to give."""
     value = arguments["value"].astype(np.float64)
-    group = empty.shape[-2] // value.shape[-3] if value.ndim > 2 else 1
-    value = np.repeat(value, group, axis=-3) if group > 1 else value
+    value = with_heads(np, value, empty.shape[-2]) if value.ndim > 2 else value
     fills = {"0": (0.0, 0.0), "NaN": (np.nan, 0.0), WRONG: (0.0, 0.0), REFUSED: (0.0, 0.0)}
     fills["mean"] = value.mean(axis=-2, keepdims=True), np.abs(value).mean(axis=-2, keepdims=True)
     names = ("reference", "textbook", "magnitude", "terms")

@@ -158,7 +158,7 @@ def stages(
         return xp.astype(x, dtype)
 
     if query.ndim > 2:
-        key, value = (_with_heads(xp, x, query.shape[-3]) for x in (key, value))
+        key, value = (with_heads(xp, x, query.shape[-3]) for x in (key, value))
     scale = 1 / math.sqrt(width) if scale is None else scale
     scale = scale if isinstance(scale, int | float) else rounded(scale)
     scores = rounded(rounded(product(xp, query, xp.matrix_transpose(key))) * scale)
@@ -195,7 +195,7 @@ def stages(
     return results | {name: rounded(x) for name, x in statistics(xp, scores, weights).items()}
 
 
-def _with_heads(xp: Any, x: Any, heads: int) -> Any:
+def with_heads(xp: Any, x: Any, heads: int) -> Any:
     """Return keys or values with one head for each of the `heads` of the query."""
     group = heads // max(x.shape[-3], 1) if x.ndim > 2 else 1
     return xp.repeat(x, group, axis=-3) if group > 1 else x
@@ -233,7 +233,7 @@ def magnitudes(
     lse, weights = exact["lse"], exact["weights"]
     query, key, value = (np.asarray(arguments[name], np.float64) for name in ("query", "key", "value"))
     if query.ndim > 2:
-        key, value = (_with_heads(np, x, query.shape[-3]) for x in (key, value))
+        key, value = (with_heads(np, x, query.shape[-3]) for x in (key, value))
     scores = _of_scores(arguments, query, key)
     of_attended = np.where(weights > 0, scores, 0.0)
     mean = np.sum(weights * of_attended, axis=-1, keepdims=True)
@@ -269,7 +269,7 @@ def spreads(value: NDArray[Any], exact: Mapping[str, Floats]) -> dict[str, Float
     both = (np.asarray(x, np.float64) for x in (exact["weights"], value))
     weights, value = (np.where(np.isfinite(x), x, 0.0) for x in both)
     if value.ndim > 2:
-        value = _with_heads(np, value, weights.shape[-3])
+        value = with_heads(np, value, weights.shape[-3])
     keys, queries = (np.count_nonzero(weights, axis=axis) for axis in (-1, -2))
     of_sum = UNIFORM * np.sqrt(keys)[..., None]
     of_equal, of_queries = (np.maximum(UNIFORM * np.sqrt(n), DRIFT / 4 * n) for n in (keys, queries))
