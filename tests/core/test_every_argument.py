@@ -70,7 +70,10 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     ),
     (PAGED.append, {"key": np.ones((2, 3, 8), F), "value": np.ones((2, 3, 8), F), "cu_seqlens_k": [0, 1, 3]}),
     (PAGED.attend, {"query": np.ones((4, 2, 8), F), "cu_seqlens_q": [0, 1, 2]}),
-    (PAGED.statistics, {"query": Q[:, :, :1], "of": "top_keys", "top_k": 1}),
+    (
+        PAGED.statistics,
+        {"query": np.ones((4, 2, 8), F), "cu_seqlens_q": [0, 1, 2], "of": "top_keys", "top_k": 1},
+    ),
     (PAGED.drop_first, {"count": 0}),
     (PAGED.drop_last, {"count": [0, 1]}),
     (PAGED.take_entries, {"entries": [0]}),
