@@ -276,60 +276,6 @@ def test_gradients_of_what_is_broadcast_are_summed() -> None:
 # Refusals
 
 X = draw("gated_delta", 3)
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "rule": ({"rule": "retnet"}, "`rule` must be 'linear' or 'gated'"),
-    "no decay": ({"decay": None, "rule": "gated_delta"}, "`rule='gated_delta'` needs `decay`"),
-    "beta": ({"rule": "gated"}, "`rule='gated'` takes no `beta`"),
-    "tokens": ({"key": X["key"][..., :2, :], "value": X["value"][..., :2, :]}, "must have the same tokens"),
-    "heads": ({"query": X["query"][:, :3]}, "must be a multiple of the heads of `key`"),
-    "width": ({"query": X["query"][..., :7]}, "must agree on axis -1"),
-    "state": ({"state": X["state"][0]}, "`state` must have the shape (2, 2, 8, 5)"),
-    "decay": ({"decay": X["decay"][..., :3]}, "`decay` must broadcast to (..., H, L, 1) or (..., H, L, E)"),
-    "decay, axes": ({"decay": X["decay"][0, 0, 0]}, "`decay` must broadcast to"),
-    "beta, width": ({"beta": X["decay"]}, "`beta` must broadcast to (..., H, L, 1)"),
-    "dtype": ({"value": X["value"].astype("float32")}, "`query` and `value` must have one dtype"),
-    "dtype of the state": ({"state": X["state"].astype("float16")}, "`query` and `state` must have one dtype"),
-    "integers": ({"query": X["query"].astype("int64")}, "`query` must be one of float16"),
-    "scale": ({"scale": np.nan}, "`scale` must be finite"),
-    "chunk_size": ({"chunk_size": 0}, "`chunk_size` must be at least 1"),
-    "layout": ({"layout": "bthd"}, "`layout` must be"),
-    "no array": ({"decay": -1.0}, "`decay` must be a plain array"),
-    "another name": ({"update_rule": "gated"}, "Write rule=... instead"),
-}
-REFUSED_BY_CONVOLUTION: dict[str, tuple[dict[str, Any], str]] = {
-    "axes": ({"input": np.ones(3)}, "`input` must have at least 2 axes"),
-    "weight": ({"weight": np.ones((3, 4))}, "`weight` must be (C, 1, k), here (3, 1, 4)"),
-    "bias": ({"bias": np.ones(2)}, "`bias` must be (C,), here (3,)"),
-    "state": ({"state": np.ones((2, 3, 4))}, "`state` must be (..., C, k - 1), here (2, 3, 3)"),
-    "activation": ({"activation": "relu"}, "`activation` must be 'silu' or 'swish' or None"),
-    "dtype": ({"weight": np.ones((3, 1, 4), "float32")}, "must have one dtype"),
-}
-CALLS: list[tuple[Any, Arrays, dict[str, tuple[dict[str, Any], str]]]] = [
-    *((function, X, REFUSED) for function in (linear_attention, linear_attention_vjp)),
-    (
-        causal_conv_with_state,
-        {"input": np.ones((2, 3, 5)), "weight": np.ones((3, 1, 4))},
-        REFUSED_BY_CONVOLUTION,
-    ),
-]
-
-
-@pytest.mark.parametrize(
-    ("function", "call", "case"), [(f, x, case) for f, x, table in CALLS for case in table.values()]
-)
-def test_what_does_not_fit_is_refused_by_name(function: Any, call: Arrays, case: Any) -> None:
-    changed, words = case
-    with pytest.raises((TypeError, ValueError), match=f"^{function.__name__}: ") as caught:
-        function(**{**call, **changed})
-    assert words in str(caught.value)
-
-
-def test_cotangents_that_do_not_fit_are_refused() -> None:
-    output, pullback = linear_attention_vjp(**X)
-    with pytest.raises(ValueError, match="`cotangent` must have the shape and the dtype of the output"):
-        pullback(output.output[..., :1])
-    with pytest.raises(ValueError, match="`state_cotangent` must have the shape and the dtype of the state"):
-        pullback(output.output, output.state[0])
 
 
 @pytest.mark.needs("jax")

@@ -144,11 +144,3 @@ PARTS = [state() for _ in range(3)]
 def test_ranges_that_cover_all_keys(key_ranges: Any, keys: int) -> None:
     merged = merge_states(PARTS, key_ranges=key_ranges, keys=keys)
     np.testing.assert_array_equal(merged.lse, merge_states(PARTS).lse)
-
-
-def test_ranges_are_checked_before_anything_is_merged(library: Library) -> None:
-    """Also of states that are traced or lazy."""
-    with library.guard():
-        parts = [AttentionState(*(library.put(x) for x in part)) for part in PARTS[:2]]
-        with pytest.raises(ValueError, match="in one state"):
-            merge_states(parts, key_ranges=[(0, 4), (0, 4)])

@@ -68,16 +68,6 @@ def test_padding_of_each_sequence(library: Library) -> None:
     assert_agrees(library, "varlen", case, sequences_of(*lengths))
 
 
-@pytest.mark.parametrize("number", [True, 1.0])
-@pytest.mark.parametrize("mask", [masks.padding, masks.causal, masks.prefix])
-def test_what_equals_an_integer_is_refused(library: Library, mask: Any, number: Any) -> None:
-    """In whichever sequence it is, and if they are computed together."""
-    arrays = packed([2, 2], [2, 2])
-    for numbers in ([number, 1], [1, number]):
-        with pytest.raises(TypeError, match="must be an integer"):
-            attend(library, arrays, [2, 2], [2, 2], attn_mask=mask(numbers))
-
-
 @pytest.mark.sampled(0, on="EAGER_JAX")
 def test_heads_stand_behind_the_length_by_default(library: Library) -> None:
     """As flash-attention packs; all in one sequence is attention itself."""
