@@ -141,9 +141,6 @@ class LengthsAsData(GraphLengths):
         super().__init__(host.graph, host.call)
         self.host = host
 
-    def length(self, name: int | str) -> GraphValue:
-        return self.host.length(name)
-
     def number(self, name: int | str) -> GraphValue:
         number = self.host.number(name)
         return number if isinstance(name, int) else _as_data(number)
