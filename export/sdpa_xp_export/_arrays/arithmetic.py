@@ -37,6 +37,7 @@ from .elementwise import (
     maximum,
     minimum,
     negative,
+    one_operator,
     round,
     signbit,
     sin,
@@ -46,15 +47,9 @@ from .elementwise import (
 )
 from .manipulation import concat, reshape
 
-__all__ = ["bitwise_left_shift", "bitwise_right_shift", "divide", "floor_divide", "pow", "remainder"]
+__all__ = ["bitwise_left_shift", "bitwise_right_shift", "floor_divide", "pow", "remainder"]
 __all__ += ["acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cosh", "expm1"]
 __all__ += ["hypot", "log1p", "log2", "log10", "logaddexp", "reciprocal", "sinh", "tan"]
-
-
-@array_function
-def divide(one: Any, other: Any) -> GraphValue:
-    """Divide floats."""
-    return binary("Div", "divide", "floating", one, other)
 
 
 @array_function
@@ -119,8 +114,7 @@ def _quotient_and_remainder_of_floats(one: GraphValue, other: GraphValue) -> tup
     The quotient follows from the remainder, which is exact: 1.0 // 0.1 is 9, though 1.0 / 0.1 is 10.
     """
     dtype, shape = one.elem_type, one.graph.joint_shape(one.dims, other.dims)
-    if dtype in ("float16", "bfloat16"):
-        one, other = one.astype("float32"), other.astype("float32")
+    one, other = widened(one), widened(other)
     rest = computed("Mod", one, other, shape=shape, fmod=1)
     opposite = ~equal(rest, 0.0) & ((rest < 0.0) ^ (other < 0.0))
     exact = (one - rest) / other
@@ -307,18 +301,6 @@ _HALF_PI = (1.57079632673412561417, 6.07710050630396597660e-11, 2.02226624879595
 """pi / 2 in three parts, of which the first two have 33 bits (fdlibm, e_rem_pio2.c)."""
 
 
-def _one_operator(name: str, formula: Callable[[GraphValue], GraphValue]) -> Callable[[Any], GraphValue]:
-    """Make a function that is one operator of ONNX, and `formula` in float64."""
-
-    def function(value: Any) -> GraphValue:
-        number = admitted(name, "floating", value)
-        if number.elem_type == "float64":
-            return formula(number)
-        return unary(name.capitalize(), name, "floating", number)
-
-    return array_function(function, name)
-
-
 def _odd(formula: Callable[[GraphValue], GraphValue]) -> Callable[[GraphValue], GraphValue]:
     """Make a function with f(-x) = -f(x) out of a formula for x >= 0."""
     return lambda x: with_sign(formula(abs(x)), x)
@@ -366,13 +348,13 @@ def _acosh(x: GraphValue) -> GraphValue:
     return where(less(x, _LARGE), log1p(t + sqrt(t) * sqrt(t + 2.0)), log(x) + math.log(2))
 
 
-tan = _one_operator("tan", _odd(_tan))
-atan = _one_operator("atan", _odd(_atan))
-asin = _one_operator("asin", lambda x: atan(x / sqrt((1.0 - x) * (1.0 + x))))
-acos = _one_operator("acos", lambda x: atan(sqrt((1.0 - x) / (1.0 + x))) * 2.0)
-sinh, cosh = _one_operator("sinh", _odd(_sinh)), _one_operator("cosh", _cosh)
-asinh, acosh = _one_operator("asinh", _odd(_asinh)), _one_operator("acosh", _acosh)
-atanh = _one_operator("atanh", _odd(lambda x: log1p(2.0 * x / (1.0 - x)) * 0.5))
+tan = one_operator("tan", _odd(_tan))
+atan = one_operator("atan", _odd(_atan))
+asin = one_operator("asin", lambda x: atan(x / sqrt((1.0 - x) * (1.0 + x))))
+acos = one_operator("acos", lambda x: atan(sqrt((1.0 - x) / (1.0 + x))) * 2.0)
+sinh, cosh = one_operator("sinh", _odd(_sinh)), one_operator("cosh", _cosh)
+asinh, acosh = one_operator("asinh", _odd(_asinh)), one_operator("acosh", _acosh)
+atanh = one_operator("atanh", _odd(lambda x: log1p(2.0 * x / (1.0 - x)) * 0.5))
 
 
 @array_function

@@ -34,9 +34,9 @@ from .dispatch import (
     unary,
 )
 
-__all__ = ["abs", "add", "bitwise_and", "bitwise_invert", "bitwise_or", "bitwise_xor", "clip", "cos", "equal"]
-__all__ += ["erf", "exp", "floor", "greater", "greater_equal", "is_masked", "less", "less_equal", "log"]
-__all__ += ["logical_and", "logical_not", "logical_or", "logical_xor", "maximum", "minimum", "multiply"]
+__all__ = ["abs", "add", "bitwise_and", "bitwise_invert", "bitwise_or", "bitwise_xor", "clip", "cos", "divide"]
+__all__ += ["equal", "erf", "exp", "floor", "greater", "greater_equal", "is_masked", "less", "less_equal"]
+__all__ += ["log", "logical_and", "logical_not", "logical_or", "logical_xor", "maximum", "minimum", "multiply"]
 __all__ += ["negative", "not_equal", "positive", "sin", "sqrt", "square", "subtract", "tanh", "where"]
 __all__ += ["ceil", "conj", "copysign", "isfinite", "isinf", "isnan", "nextafter", "real", "round", "sign"]
 __all__ += ["signbit", "trunc"]
@@ -54,6 +54,18 @@ def _binary(name: str, op: str, category: str, dtype: str | None = None) -> Call
     return array_function(lambda one, other: binary(op, name, category, one, other, dtype), name)
 
 
+def one_operator(name: str, formula: Callable[[GraphValue], GraphValue]) -> Callable[[Any], GraphValue]:
+    """Make a function that is one operator of ONNX, and `formula` in float64."""
+
+    def function(value: Any) -> GraphValue:
+        number = admitted(name, "floating", value)
+        if number.elem_type == "float64":
+            return formula(number)
+        return unary(name.capitalize(), name, "floating", number)
+
+    return array_function(function, name)
+
+
 def _unchanged(name: str) -> Callable[[Any], GraphValue]:
     """Make a function that returns real numbers as they are: a graph has no complex dtypes."""
     return array_function(lambda value: admitted(name, "numeric", value), name)
@@ -63,6 +75,7 @@ positive, real, conj = map(_unchanged, ("positive", "real", "conj"))
 add = _binary("add", "Add", "numeric")
 subtract = _binary("subtract", "Sub", "numeric")
 multiply = _binary("multiply", "Mul", "numeric")
+divide = _binary("divide", "Div", "floating")
 negative = _unary("negative", "Neg", "numeric")  # unsigned integers wrap, as in NumPy
 abs = _unary("abs", "Abs", "numeric")
 exp = _unary("exp", "Exp")
@@ -87,15 +100,8 @@ def square(value: GraphValue) -> GraphValue:
     return number * number
 
 
-@array_function
-def cos(value: GraphValue) -> GraphValue:
-    """Return the cosine."""
-    number = admitted("cos", "floating", value)
-    if number.elem_type != "float64":
-        return unary("Cos", "cos", "floating", number)
-    # onnxruntime 1.23 has no Cos of float64, but a Sin: cos(x) = 1 - 2 sin(x / 2)^2.
-    half = unary("Sin", "sin", "floating", number * 0.5)
-    return 1.0 - half * half * 2.0
+# onnxruntime 1.23 has no Cos of float64, but a Sin: cos(x) = 1 - 2 sin(x / 2)^2.
+cos = one_operator("cos", lambda x: 1.0 - square(sin(x * 0.5)) * 2.0)
 
 
 @array_function
@@ -110,13 +116,6 @@ def erf(value: GraphValue) -> GraphValue:
     result = unary("Erf", "erf", "floating", number)
     keeps_nan = not (number.graph.runtime.may_meet("erf of NaN") or number.graph.is_part)
     return result if keeps_nan else where(equal(number, number), result, number)
-
-
-@array_function
-def floor(value: GraphValue) -> GraphValue:
-    """Round down; integers stay unchanged."""
-    number = admitted("floor", "numeric", value)
-    return number if number.elem_type in INTEGERS else computed("Floor", number, shape=number.dims)
 
 
 def _extreme(name: str, op: str, compare: str) -> Callable[..., GraphValue]:
@@ -242,6 +241,7 @@ def _rounding(name: str, round_floats: Callable[[GraphValue], GraphValue]) -> Ca
     return array_function(function, name)
 
 
+floor = _rounding("floor", lambda number: computed("Floor", number, shape=number.dims))
 ceil = _rounding("ceil", lambda number: computed("Ceil", number, shape=number.dims))
 round = _rounding("round", lambda number: computed("Round", number, shape=number.dims))
 trunc = _rounding("trunc", lambda number: with_sign(floor(abs(number)), number))
