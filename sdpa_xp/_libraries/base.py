@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib import import_module
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import array_api_compat as compat
@@ -321,21 +322,10 @@ ASTYPE = ("{array}.astype({dtype})", "{name!r}")
 """The `cast_code` of libraries whose arrays have NumPy's method."""
 
 
-class Addresses:
-    """The addresses of an array's elements in NumPy's array interface. They are compared and never read."""
-
-    def __init__(self, first: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> None:
-        self.__array_interface__ = {
-            "data": (first, False),
-            "shape": shape,
-            "strides": strides,
-            "typestr": f"|V{itemsize}",
-            "version": 3,
-        }
-
-    def as_array(self) -> Any:
-        """Return a NumPy array at these addresses. Its elements must not be read."""
-        return import_module("numpy").asarray(self)
+def at_addresses(first: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Any:
+    """Return a NumPy array at the addresses of another array's elements. Its elements must not be read."""
+    interface = {"data": (first, False), "shape": shape, "strides": strides, "typestr": f"|V{itemsize}"}
+    return import_module("numpy").asarray(SimpleNamespace(__array_interface__=interface | {"version": 3}))
 
 
 def has_repeats(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:
