@@ -241,25 +241,29 @@ class Library:
         del axis
         return array
 
-    def halves_of_bytes(self, array: Any, xp: Any) -> Any:
+    def halves_of_bytes(self, array: Any) -> Any:
         """Return the halves of each byte of uint8 (..., n), the lower one first, as uint8 (..., 2 n)."""
-        *leading, width = array.shape
+        (*leading, width), xp = array.shape, self.namespace(array)
         return xp.reshape(xp.stack([array & 15, array >> 4], axis=-1), (*leading, 2 * width))
 
-    def take_rows(self, array: Any, indices: Sequence[int], xp: Any, device: Device) -> Any:
+    def take_rows(self, array: Any, indices: Sequence[int]) -> Any:
         """Return a copy of some elements of the first axis, by the functions of the standard."""
-        return xp.take(array, xp.asarray([*indices], dtype=xp.int32, device=device), axis=0)
+        xp = self.namespace(array)
+        return xp.take(array, xp.asarray([*indices], dtype=xp.int32, device=self.device(array)), axis=0)
 
     def take_tokens(self, array: Any, tokens: Any) -> Any:
         """Return a copy of some tokens of an array (..., S, width)."""
         return self.namespace(array).take(array, tokens, axis=-2)
 
-    def in_blocks(self, pool: Any, tables: Any, xp: Any, device: Device) -> Any:
-        """Return a row of blocks for each n out of a pool (P, H, size, width), as (n, H, rows, width)."""
-        heads, size, width = pool.shape[1:]
+    def in_blocks(self, pool: Any, tables: Any) -> Any:
+        """Return a row of blocks for each n out of a pool (P, H, size, width), as (n, H, rows, width).
+
+        The tables are lists of numbers, or int32 (n, blocks) on the device of the pool.
+        """
+        (heads, size, width), xp = pool.shape[1:], self.namespace(pool)
         if isinstance(tables, Sequence):
             sequences, blocks = len(tables), len(tables[0])
-            copied = self.take_rows(pool, [block for table in tables for block in table], xp, device)
+            copied = self.take_rows(pool, [block for table in tables for block in table])
         else:
             sequences, blocks = tables.shape
             copied = xp.take(pool, xp.reshape(tables, (-1,)), axis=0)
