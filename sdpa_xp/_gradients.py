@@ -14,8 +14,7 @@ from ._call.options import (
     takes_options,
 )
 from ._call.prepared_call import PreparedCall, prepare
-from ._call.tangents import beside, check_tangents
-from ._checks.arrays import check_known, check_one_device, check_one_dtype, check_one_library
+from ._call.tangents import beside, check_alike, check_tangents
 from ._checks.keywords import explains_keywords
 from ._derivatives import Derivable, derive, pull_back, second_order
 from ._libraries import overridden
@@ -174,11 +173,7 @@ def check_cotangent(value: object, query: Array, output: Shape, name: str = "cot
 
     The output has the library, dtype and device of the query.
     """
-    _, arrays = check_one_library(FUNCTION, {"query": query, name: value})
-    check_one_dtype(FUNCTION, arrays)
-    check_one_device(FUNCTION, arrays)
-    array = arrays[name]
-    check_known(FUNCTION, name, array.shape)
+    array = check_alike(FUNCTION, name, value, "query", query)
     if array.shape != output:
         rule = f"`{name}` must have the shape of the output"
         raise ArgumentValueError(FUNCTION, rule, {f"{name}.shape": array.shape, "output.shape": output})

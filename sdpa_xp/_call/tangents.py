@@ -47,17 +47,22 @@ def check_tangent(
     function: str, full_name: str, value: object, name: str, array: Array, count: int | None = None
 ) -> Array:
     """Check that a tangent, which messages call `full_name`, is like the array `name`, and return it."""
-    _, named = check_one_library(function, {name: array, full_name: value})
-    check_one_dtype(function, named)
-    check_one_device(function, named)
-    tangent = named[full_name]
-    check_known(function, full_name, tangent.shape)
+    tangent = check_alike(function, full_name, value, name, array)
     if tangent.shape != (array.shape if count is None else (count, *array.shape)):
         rule = f"`{full_name}` must have the shape of `{name}`"
         rule += "" if count is None else f", behind an axis of length {count}, the directions"
         got = {f"{full_name}.shape": tangent.shape, f"{name}.shape": array.shape}
         raise ArgumentValueError(function, rule, got)
     return tangent
+
+
+def check_alike(function: str, full_name: str, value: object, name: str, array: Array) -> Array:
+    """Check that a derivative is like the array `name` in all but its shape, and return it."""
+    _, named = check_one_library(function, {name: array, full_name: value})
+    check_one_dtype(function, named)
+    check_one_device(function, named)
+    check_known(function, full_name, named[full_name].shape)
+    return named[full_name]
 
 
 def beside(array: Any, *derivatives: object) -> Any:

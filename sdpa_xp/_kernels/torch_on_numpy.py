@@ -16,6 +16,7 @@ import sys
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any, cast
 
 from .._call.prepared_call import PreparedCall, shared_by_equal_calls
@@ -83,18 +84,12 @@ def _array(tensor: Any, dtype: Dtype) -> Array:
     return cast(Array, tensor.view(torch.int16).numpy().view(dtype) if is_bfloat16 else tensor.numpy())
 
 
-class _Writeable:
-    """The memory of a read-only array, of which torch would warn; the kernel only reads it."""
-
-    def __init__(self, array: Any) -> None:
-        self.array = array
-        interface = array.__array_interface__
-        self.__array_interface__ = interface | {"data": (interface["data"][0], False)}
-
-
 def _behaved(array: Any) -> Any:
     """Return the array as one that is aligned, writeable and in native byte order; a copy unless read-only."""
     numpy = sys.modules["numpy"]
     if not (array.flags.aligned and array.dtype.isnative):
         return numpy.array(array, dtype=array.dtype.newbyteorder("="), order="C")
-    return numpy.asarray(_Writeable(array))
+    # The memory of a read-only array, of which torch would warn; the kernel only reads it.
+    interface = array.__array_interface__
+    writeable = interface | {"data": (interface["data"][0], False)}
+    return numpy.asarray(SimpleNamespace(array=array, __array_interface__=writeable))

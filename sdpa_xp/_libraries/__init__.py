@@ -247,29 +247,13 @@ def rows_at(array: Array, indices: Sequence[int]) -> Array:
     """Return elements of the first axis; a view if they lie side by side."""
     if are_consecutive(indices):
         return array[indices[0] : indices[-1] + 1, ...]
-    library = library_of(array)
-    return cast(Array, library.take_rows(array, indices, library.namespace(array), library.device(array)))
+    return cast(Array, library_of(array).take_rows(array, indices))
 
 
 def are_consecutive(indices: Sequence[int]) -> bool:
     """Return whether each number is the one before it plus 1."""
     first, last = indices[0], indices[-1]
     return last - first == len(indices) - 1 and list(indices) == [*range(first, last + 1)]
-
-
-def rows_in_blocks(pool: Array, tables: Sequence[Sequence[int]] | Array) -> Array:
-    """Copy a row of blocks for each n out of a pool (P, H, size, width); returns (n, H, rows, width).
-
-    The tables are lists of numbers, or int32 (n, blocks) on the device of the pool.
-    """
-    library = library_of(pool)
-    return cast(Array, library.in_blocks(pool, tables, library.namespace(pool), library.device(pool)))
-
-
-def halves_of_bytes(array: Array) -> Array:
-    """Return the halves of each byte of uint8 (..., n), the lower one first, as uint8 (..., 2 n)."""
-    library = library_of(array)
-    return cast(Array, library.halves_of_bytes(array, library.namespace(array)))
 
 
 def widest_dtype(function: str, array: Array) -> Dtype:

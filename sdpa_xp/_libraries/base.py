@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib import import_module
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import array_api_compat as compat
@@ -240,25 +241,29 @@ class Library:
         del axis
         return array
 
-    def halves_of_bytes(self, array: Any, xp: Any) -> Any:
+    def halves_of_bytes(self, array: Any) -> Any:
         """Return the halves of each byte of uint8 (..., n), the lower one first, as uint8 (..., 2 n)."""
-        *leading, width = array.shape
+        (*leading, width), xp = array.shape, self.namespace(array)
         return xp.reshape(xp.stack([array & 15, array >> 4], axis=-1), (*leading, 2 * width))
 
-    def take_rows(self, array: Any, indices: Sequence[int], xp: Any, device: Device) -> Any:
+    def take_rows(self, array: Any, indices: Sequence[int]) -> Any:
         """Return a copy of some elements of the first axis, by the functions of the standard."""
-        return xp.take(array, xp.asarray([*indices], dtype=xp.int32, device=device), axis=0)
+        xp = self.namespace(array)
+        return xp.take(array, xp.asarray([*indices], dtype=xp.int32, device=self.device(array)), axis=0)
 
     def take_tokens(self, array: Any, tokens: Any) -> Any:
         """Return a copy of some tokens of an array (..., S, width)."""
         return self.namespace(array).take(array, tokens, axis=-2)
 
-    def in_blocks(self, pool: Any, tables: Any, xp: Any, device: Device) -> Any:
-        """Return a row of blocks for each n out of a pool (P, H, size, width), as (n, H, rows, width)."""
-        heads, size, width = pool.shape[1:]
+    def in_blocks(self, pool: Any, tables: Any) -> Any:
+        """Return a row of blocks for each n out of a pool (P, H, size, width), as (n, H, rows, width).
+
+        The tables are lists of numbers, or int32 (n, blocks) on the device of the pool.
+        """
+        (heads, size, width), xp = pool.shape[1:], self.namespace(pool)
         if isinstance(tables, Sequence):
             sequences, blocks = len(tables), len(tables[0])
-            copied = self.take_rows(pool, [block for table in tables for block in table], xp, device)
+            copied = self.take_rows(pool, [block for table in tables for block in table])
         else:
             sequences, blocks = tables.shape
             copied = xp.take(pool, xp.reshape(tables, (-1,)), axis=0)
@@ -321,21 +326,10 @@ ASTYPE = ("{array}.astype({dtype})", "{name!r}")
 """The `cast_code` of libraries whose arrays have NumPy's method."""
 
 
-class Addresses:
-    """The addresses of an array's elements in NumPy's array interface. They are compared and never read."""
-
-    def __init__(self, first: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> None:
-        self.__array_interface__ = {
-            "data": (first, False),
-            "shape": shape,
-            "strides": strides,
-            "typestr": f"|V{itemsize}",
-            "version": 3,
-        }
-
-    def as_array(self) -> Any:
-        """Return a NumPy array at these addresses. Its elements must not be read."""
-        return import_module("numpy").asarray(self)
+def at_addresses(first: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Any:
+    """Return a NumPy array at the addresses of another array's elements. Its elements must not be read."""
+    interface = {"data": (first, False), "shape": shape, "strides": strides, "typestr": f"|V{itemsize}"}
+    return import_module("numpy").asarray(SimpleNamespace(__array_interface__=interface | {"version": 3}))
 
 
 def has_repeats(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import array_api_compat as compat
 
-from .base import ASTYPE, Addresses, Library, has_repeats
+from .base import ASTYPE, Library, at_addresses, has_repeats
 from .capabilities import Generators
 from .protocols import Array, Device, Dtype
 
@@ -79,7 +79,7 @@ class CuPy(Library):
         return array.get()
 
     def addresses(self, array: Any) -> Any:
-        return Addresses(array.data.ptr, array.shape, array.strides, array.itemsize).as_array()
+        return at_addresses(array.data.ptr, array.shape, array.strides, array.itemsize)
 
     def context_maker(self, array: Any) -> Callable[[], AbstractContextManager[object]]:
         # CuPy computes on the current device, and array-api-compat ignores `device` in all but `asarray`.

@@ -14,7 +14,7 @@ Tiles merge as in the online softmax: Milakov and Gimelshein, arXiv 1805.02867, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias, cast
 
@@ -32,10 +32,6 @@ LEAST_DIFFERENCE = -1000.0
 
 Computed: TypeAlias = dict[str, Array]
 """Arrays by name, (..., Hq, L, n) of the rows; "key_sums" (..., Hq, 1, S) and "block_sums" (..., Hq, M, N)."""
-
-
-AddWeights: TypeAlias = Callable[[Tile, Array], None]
-"""Takes the weights of a tile, (..., Hq, rows, columns), 0 where masked, before the next tile is computed."""
 
 
 class Request(NamedTuple):
@@ -88,39 +84,6 @@ class RowStatistics(NamedTuple):
         return RowStatistics(m, l, t)
 
 
-def statistics_of_rows(
-    scores: Scores, plan: Plan, rows: range, request: Request, add_weights: AddWeights
-) -> Computed:
-    """Return the statistics of each of a range of queries; `add_weights` gets what sums over queries need."""
-    xp, query, sinks = scores.xp, scores.scaled_query(rows), scores.options.sinks
-    shape = scores.tile(rows, range(1)).shape[:-1]
-    sums, top = _first_pass(scores, plan, rows, query, request)
-    computed: Computed = {}
-    if request.row_max:
-        computed["row_max"] = as_rows(xp, sums.m, (*shape, 1))
-    if sums.l is None:
-        return computed
-    total = sums.l
-    if sinks is not None:  # they join the sum of the weights, but are no keys
-        sums = sums.rescaled(xp, xp.maximum(sums.m, sinks))
-        total = cast(Array, sums.l) + xp.exp(_clipped(xp, sinks - finite_shift(xp, sums.m)))
-    m, l, t = sums.m, cast(Array, sums.l), sums.t
-    safe, shift = avoid_zero_sum(total), finite_shift(xp, m)
-    if t is not None:
-        entropy = xp.where(l <= 0, 0.0, l / safe * xp.log(safe) - t / safe)  # -0 in a row without keys
-        computed["entropy"] = as_rows(xp, entropy, (*shape, 1))
-    if top is not None:
-        weights = xp.exp(top.scores - shift) / safe
-        computed["top_weights"] = as_rows(xp, weights, (*shape, request.top_k))
-        # Of a row with a NaN nothing is known.
-        known = xp.where(xp.isnan(total), -1, top.keys)
-        computed["top_indices"] = as_rows(xp, known, (*shape, request.top_k))
-    if request.sums_queries:
-        for tile, weights in _second_pass(scores, plan, rows, query, shift, safe):
-            add_weights(tile, weights)
-    return computed
-
-
 def _first_pass(
     scores: Scores, plan: Plan, rows: range, query: Array, request: Request
 ) -> tuple[RowStatistics, LargestScores | None]:
@@ -169,7 +132,7 @@ def _sums_of_tile(scores: Scores, s: Array, m: Array, request: Request) -> RowSt
 def _second_pass(
     scores: Scores, plan: Plan, rows: range, query: Array, shift: Array, total: Array
 ) -> Iterator[tuple[Tile, Array]]:
-    """Yield the tiles with their weights, exp(s - shift) / total; they may lie in a buffer."""
+    """Yield the tiles with their weights, exp(s - shift) / total, 0 where masked; they may lie in a buffer."""
     xp, buffers = scores.xp, scores.buffers
     for tile, s, allowed, _ in scores.computed_tiles(rows, plan, query):
         if buffers is None:
@@ -203,10 +166,6 @@ def _clipped(xp: Namespace, difference: Array) -> Array:
     return xp.where(difference < LEAST_DIFFERENCE, LEAST_DIFFERENCE, difference)
 
 
-def as_rows(xp: Namespace, array: Array, shape: tuple[int, ...]) -> Array:
-    return array if array.shape == shape else xp.broadcast_to(array, shape)
-
-
 @dataclass(frozen=True, slots=True)
 class StatisticsProgram(Program):
     """The statistics of a call."""
@@ -216,23 +175,39 @@ class StatisticsProgram(Program):
 
     def add_rows(self, results: Results, rows: range) -> None:
         scores, request, xp = self.scores, self.request, self.scores.xp
-
-        def add_weights(tile: Tile, weights: Array) -> None:
-            weights = weights if scores.block is None else scores.block.only_new(weights)
+        query, sinks, row_tile = scores.scaled_query(rows), scores.options.sinks, scores.tile(rows, range(1))
+        sums, top = _first_pass(scores, self.plan, rows, query, request)
+        if request.row_max:
+            self._add(results, "row_max", row_tile, sums.m)
+        if sums.l is None:
+            return
+        total = sums.l
+        if sinks is not None:  # they join the sum of the weights, but are no keys
+            sums = sums.rescaled(xp, xp.maximum(sums.m, sinks))
+            total = cast(Array, sums.l) + xp.exp(_clipped(xp, sinks - finite_shift(xp, sums.m)))
+        m, l, t = sums.m, cast(Array, sums.l), sums.t
+        safe, shift = avoid_zero_sum(total), finite_shift(xp, m)
+        if t is not None:
+            entropy = xp.where(l <= 0, 0.0, l / safe * xp.log(safe) - t / safe)  # -0 in a row without keys
+            self._add(results, "entropy", row_tile, entropy)
+        if top is not None:
+            self._add(results, "top_weights", row_tile, xp.exp(top.scores - shift) / safe)
+            # Of a row with a NaN nothing is known.
+            self._add(results, "top_indices", row_tile, xp.where(xp.isnan(total), -1, top.keys))
+        if not request.sums_queries:
+            return
+        for tile, weights in _second_pass(scores, self.plan, rows, query, shift, safe):
+            new = weights if scores.block is None else scores.block.only_new(weights)
             if request.key_sums:
-                results["key_sums"].add(tile, self._whole(xp.sum(weights, axis=-2, keepdims=True)))
+                self._add(results, "key_sums", tile, xp.sum(new, axis=-2, keepdims=True))
             if request.block_size is not None:
-                results["block_sums"].add(
-                    tile, self._whole(self._block_sums(tile, weights, request.block_size))
-                )
+                self._add(results, "block_sums", tile, self._block_sums(tile, new, request.block_size))
 
-        computed = statistics_of_rows(scores, self.plan, rows, request, add_weights)
-        for name, array in computed.items():
-            results[name].add(scores.tile(rows, range(1)), array)
-
-    def _whole(self, sums: Array) -> Array:
-        """Return sums with an element for each head, also where scores were equal for several."""
-        return as_rows(self.scores.xp, sums, (*self.scores.leading_shape, *sums.shape[-2:]))
+    def _add(self, results: Results, name: str, tile: Tile, array: Array) -> None:
+        """Add an array with an element for each head, also where scores were equal for several."""
+        shape = (*self.scores.leading_shape, *array.shape[-2:])
+        whole = array if array.shape == shape else self.scores.xp.broadcast_to(array, shape)
+        results[name].add(tile, whole)
 
     def _block_sums(self, tile: Tile, weights: Array, block_size: tuple[int, int]) -> Array:
         """Return the sums of the blocks of a tile; if these are joined later, (..., all blocks)."""

@@ -13,10 +13,12 @@ the buffers are None, as in a library whose arrays cannot be written to, they re
 from __future__ import annotations
 
 import math
+import operator
 import threading
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import cast
+from functools import partial
+from typing import Any, cast
 
 from .._libraries.protocols import Array, InPlaceFunctions, Namespace, Shape
 from .._tiles.score_grid import ScoreGrid
@@ -106,28 +108,19 @@ def call_buffers(grid: ScoreGrid) -> Iterator[CallBuffers]:
     idle += used[: MOST_IDLE - len(idle)]
 
 
-def minus(buffers: CallBuffers | None, array: Array, other: Array) -> Array:
-    """Return array - other."""
-    if not _fits(buffers, array, other):
-        return array - other
-    array -= other
-    return array
+def _elementwise(
+    function: Callable[[Any, Any], Array],
+    in_place: Callable[[Any, Any], Array],
+    buffers: CallBuffers | None,
+    array: Array,
+    other: Array,
+) -> Array:
+    return (in_place if _fits(buffers, array, other) else function)(array, other)
 
 
-def plus(buffers: CallBuffers | None, array: Array, other: Array) -> Array:
-    """Return array + other."""
-    if not _fits(buffers, array, other):
-        return array + other
-    array += other
-    return array
-
-
-def times(buffers: CallBuffers | None, array: Array, other: Array) -> Array:
-    """Return array * other."""
-    if not _fits(buffers, array, other):
-        return array * other
-    array *= other
-    return array
+minus = partial(_elementwise, operator.sub, operator.isub)
+plus = partial(_elementwise, operator.add, operator.iadd)
+times = partial(_elementwise, operator.mul, operator.imul)
 
 
 def _fits(buffers: CallBuffers | None, array: Array, other: Array) -> bool:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
-from .._libraries import astype_if_needed, rows_in_blocks
+from .._libraries import astype_if_needed, library_of
 from .._libraries.protocols import Array
 from .._tiles.grid import FAR
 from .._tiles.score_grid import ScoreGrid
@@ -113,10 +113,12 @@ class PagedSource(KeyValueSource):
         first, start = divmod(columns.start, size)
         stop = start + len(columns)
         last = -(-columns.stop // size)
+        tables: Any
         if not isinstance(self.block_tables, Sequence):
             tables = self.block_tables[:, first:last]
-            return rows_in_blocks(self.pool, tables)[..., start:stop, :]
-        blocks = [row[first:last] for row in self.block_tables]
-        if len(blocks) == len(blocks[0]) == 1:
-            return self.pool[blocks[0][0] : blocks[0][0] + 1, :, start:stop, :]
-        return rows_in_blocks(self.pool, blocks)[..., start:stop, :]
+        else:
+            tables = [row[first:last] for row in self.block_tables]
+            if len(tables) == len(tables[0]) == 1:
+                return self.pool[tables[0][0] : tables[0][0] + 1, :, start:stop, :]
+        copied: Array = library_of(self.pool).in_blocks(self.pool, tables)
+        return copied[..., start:stop, :]

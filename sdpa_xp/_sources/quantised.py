@@ -11,14 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from .._checks.arrays import slice_of_axis
-from .._libraries import (
-    accumulation_dtype,
-    astype_if_needed,
-    dtype_name,
-    halves_of_bytes,
-    is_traced,
-    namespace_of,
-)
+from .._libraries import accumulation_dtype, astype_if_needed, dtype_name, is_traced, library_of, namespace_of
 from .._libraries.protocols import Array, Dtype
 from .._run.products import multiply_columns
 from .._tiles import tuning
@@ -140,7 +133,7 @@ def widen(codes: Array, scale: Array, channels: Array | None, dtype: Dtype, *, i
             wide *= factor
         return wide
     is_packed = bits_of(codes) == 4
-    wide = xp.astype(halves_of_bytes(codes) if is_packed else codes, dtype)
+    wide = xp.astype(library_of(codes).halves_of_bytes(codes) if is_packed else codes, dtype)
     if is_packed:
         wide = wide - float(ZERO_CODE)
     for factor in factors:
@@ -153,7 +146,7 @@ def signed_codes(codes: Array) -> Array:
     if bits_of(codes) == 8:
         return codes
     xp = namespace_of(codes)
-    return xp.astype(halves_of_bytes(codes), xp.int8) - ZERO_CODE
+    return xp.astype(library_of(codes).halves_of_bytes(codes), xp.int8) - ZERO_CODE
 
 
 def quantise(array: Array, channels: Array | None, bits: int, axis: int) -> tuple[Array, Array]:

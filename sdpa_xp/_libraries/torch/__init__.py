@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 import array_api_compat as compat
 
-from ..base import Addresses, Library, has_repeats, is_compiling
+from ..base import Library, at_addresses, has_repeats, is_compiling
 from ..capabilities import Compute, Generators, Tangent
 from ..protocols import Access, Array, Device, Namespace
 
@@ -231,7 +231,7 @@ class Torch(Library):
     def addresses(self, array: Any) -> Any:
         size = array.element_size()
         strides = tuple(step * size for step in array.stride())
-        return Addresses(array.data_ptr(), tuple(array.shape), strides, size).as_array()
+        return at_addresses(array.data_ptr(), tuple(array.shape), strides, size)
 
     def context_maker(self, array: Array) -> Callable[[], AbstractContextManager[object]]:
         kind = self.device(array).type
