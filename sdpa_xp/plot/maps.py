@@ -18,7 +18,7 @@ from .._libraries.protocols import AnyArray, Array, Shape
 from ..errors import ArgumentTypeError, ArgumentValueError
 from ..masks import Mask
 from ..masks.custom import as_boolean
-from .panels import LETTER, ThemeName, grid, labels, paint, require_matplotlib, theme_of
+from .panels import LETTER, ThemeName, grid, labels, paint, theme_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -74,10 +74,9 @@ def attention(
     References:
         Vaswani et al., "Attention is all you need", arXiv 1706.03762, figures 3 to 5.
     """
-    require_matplotlib("plot.attention")
+    colours = theme_of("plot.attention", theme)
     from matplotlib.colors import LinearSegmentedColormap
 
-    colours = theme_of("plot.attention", theme)
     numbers = _check_weights(weights)
     shape = weights.shape
     queries, keys = shape[-2:]
@@ -139,10 +138,9 @@ def mask(mask: Mask, shape: tuple[int, ...], *, like: Any = None, theme: ThemeNa
     References:
         Dong et al., "Flex Attention", arXiv 2412.05496, figure 2.
     """
-    require_matplotlib("plot.mask")
+    colours = theme_of("plot.mask", theme)
     from matplotlib.colors import ListedColormap
 
-    colours = theme_of("plot.mask", theme)
     allowed = as_boolean("plot.mask", mask, shape, like=like)
     _check_not_empty("plot.mask", "shape", shape)
     leading, (queries, keys) = shape[:-2], shape[-2:]
@@ -249,6 +247,4 @@ def _hatch(axes: Any, allowed: Sequence[Sequence[bool]], ink: str) -> None:
 def _panel_title(index: tuple[int, ...]) -> str:
     """Return which batch entry and head a panel shows, as "batch 1, head 0"."""
     *entry, head = index
-    if not entry:
-        return f"head {head}"
-    return f"batch {', '.join(map(str, entry))}, head {head}"
+    return f"batch {', '.join(map(str, entry))}, head {head}" if entry else f"head {head}"

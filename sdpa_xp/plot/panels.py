@@ -103,24 +103,21 @@ class Grid(NamedTuple):
         self.figure.set_size_inches(width, height + max(0, EDGE - low) + max(0, high + EDGE - height))
 
 
-def require_matplotlib(function: str) -> None:
-    """Raise an error that says how to install matplotlib, if it is not installed."""
+def theme_of(function: str, name: str) -> Theme:
+    """Check a name, and return its theme; or raise an error that says how to install matplotlib."""
     try:
         import_module("matplotlib.figure")
     except ImportError as error:
         rule, hint = "matplotlib must be installed", install_hint("plot")
         raise ModuleNotFoundError(Message(function, rule, {"error": error}, hint), name="matplotlib") from None
+    check_choice(function, "theme", name, [*THEMES])
+    return THEMES[name]
 
 
 def labels(name: str, tokens: Sequence[str] | None, count: int, step: int = 1) -> Labels:
     """Return the labels of an axis: the tokens, or numbers from 0 that grow by `step`."""
     numbers = map(str, range(0, count * step, step))
     return Labels(name, [*map(_shorten, numbers if tokens is None else tokens)])
-
-
-def theme_of(function: str, name: str) -> Theme:
-    check_choice(function, "theme", name, [*THEMES])
-    return THEMES[name]
 
 
 def grid(
