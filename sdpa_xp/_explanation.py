@@ -32,13 +32,8 @@ if TYPE_CHECKING:
 MOST_SQUARES = 64
 """The most squares along a side of the picture of the tiles; of more tiles, a square stands for several."""
 TILE_COLOURS = {"#": "#2f86c5", "+": "#d55e00"}
-LARGE_NUMBERS = {
-    10**18: "quintillion",
-    10**15: "quadrillion",
-    10**12: "trillion",
-    10**9: "billion",
-    10**6: "million",
-}
+LARGE_NUMBERS = ("million", "billion", "trillion", "quadrillion", "quintillion")
+"""10**6, 10**9 and so on."""
 
 
 @without_arrays
@@ -126,11 +121,10 @@ class Explanation(NamedTuple):
 def _in_words(number: int) -> str:
     """Return a number as a reader says it and as code writes it: 1.28 trillion (1.28e12)."""
     mantissa, exponent = f"{number:.2e}".split("e")
-    rounded = f"{float(mantissa):g}e{int(exponent)}"
-    for unit, word in LARGE_NUMBERS.items():
-        if float(rounded) >= unit:
-            return f"{float(rounded) / unit:.3g} {word} ({rounded})"
-    return f"{number:,}"
+    rounded, place = f"{float(mantissa):g}e{int(exponent)}", min(int(exponent) // 3 - 2, len(LARGE_NUMBERS) - 1)
+    if place < 0:
+        return f"{number:,}"
+    return f"{float(rounded) / 10 ** (3 * place + 6):.3g} {LARGE_NUMBERS[place]} ({rounded})"
 
 
 def _merged(tile_map: Sequence[str], down: int, across: int) -> list[str]:

@@ -48,7 +48,7 @@ class ScoreModifier(Tree, Immutable):
         return ((leaf.argument, leaf.array) for leaf in leaves(self))
 
     @property
-    def parts(self) -> tuple[ScoreModifier, ...]:
+    def parts(self) -> tuple[Any, ...]:
         """The values that an operator joined to this one."""
         return ()
 

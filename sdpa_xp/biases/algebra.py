@@ -79,11 +79,6 @@ class Bias(ScoreModifier, ABC):
     only_adds: ClassVar[bool] = False
     """Whether what it adds does not depend on the scores."""
 
-    @property
-    def parts(self) -> tuple[Bias, ...]:
-        """The biases that `+` joined to this one."""
-        return ()
-
     def _repr_html_(self) -> str | None:
         """Return the picture that a notebook shows."""
         from .._display import sampled_bias  # only notebooks need it

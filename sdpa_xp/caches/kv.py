@@ -99,11 +99,16 @@ class KVCache(Cache[A]):
     ) -> None:
         function, room = "KVCache", None
         self._begin(function, layout, rotary)
+        if value_width is not None and (value is not None or rotary is not None):
+            rule = "`value_width` needs neither a `value` nor a `rotary`, which would rotate the values too"
+            raise ArgumentValueError(function, rule, {"value_width": value_width, "rotary": rotary})
+        tokens = {"key": key, "value": value} if value_width is None else {"key": key}
+        _, arrays = check_one_kind(function, tokens)
         if value_width is None:
-            _, arrays = check_one_kind(function, {"key": key, "value": value})
             check_same_but_width(function, arrays)
-        else:
-            arrays = self._latent(function, key, value, value_width)
+        else:  # the values are a part of the keys
+            most = headed(arrays["key"].shape, layout)[-1]
+            self._value_width = check_integer(function, "value_width", value_width, least=1, most=most)
         length = arrays["key"].shape[self._axis]
         self._positions = token_positions.start(function, first_position, positions, length, arrays["key"])
         if not check_flag(function, "rotated", rotated):
@@ -115,16 +120,6 @@ class KVCache(Cache[A]):
         self._tokens = slots_of(arrays, self._axis, room, are_of_caller=capacity is None)
         if capacity is not None:
             check_writeable(function, "`capacity`", self._tokens.buffers.arrays)
-
-    def _latent(self, function: str, key: object, value: object, value_width: object) -> dict[str, Array]:
-        """Check the keys of a cache whose values are a part of them, and return them by name."""
-        if value is not None or self._rotary is not None:
-            rule = "`value_width` needs neither a `value` nor a `rotary`, which would rotate the values too"
-            raise ArgumentValueError(function, rule, {"value_width": value_width, "rotary": self._rotary})
-        _, arrays = check_one_kind(function, {"key": key})
-        most = headed(arrays["key"].shape, self._layout)[-1]
-        self._value_width = check_integer(function, "value_width", value_width, least=1, most=most)
-        return arrays
 
     @classmethod
     def from_stored(
@@ -380,8 +375,7 @@ class KVCache(Cache[A]):
         Returns:
             (..., Hq, L, Ev), with the query's library, device and dtype.
         """
-        options = CallOptions.from_keywords(attn_mask, keywords, is_causal=True, layout=self._layout)
-        return cast(A, self._attended(query, positions, options, returns_state=False, lse_base=None))
+        return cast(A, self._attended(query, positions, attn_mask, keywords))
 
     @takes_options(Keywords, is_causal=True)
     def attend_state(
@@ -404,8 +398,7 @@ class KVCache(Cache[A]):
         Returns:
             `output`, as from `attend`, and `lse`, (..., Hq, L), in the dtype of the scores.
         """
-        options = CallOptions.from_keywords(attn_mask, keywords, is_causal=True, layout=self._layout)
-        state = self._attended(query, positions, options, returns_state=True, lse_base=lse_base)
+        state = self._attended(query, positions, attn_mask, keywords, returns_state=True, lse_base=lse_base)
         return cast("AttentionState[A]", state)  # which torch.compile cannot trace without quotes
 
     @takes_options(StatisticsKeywords, is_causal=True)
@@ -440,18 +433,17 @@ class KVCache(Cache[A]):
         """
         function = "KVCache.statistics"
         request = check_request(function, of, top_k, block_size)
-        options = CallOptions.from_keywords(attn_mask, keywords, is_causal=True, layout=self._layout)
-        inputs, options, shapes = self._inputs(function, query, positions, options)
+        inputs, options, shapes = self._inputs(function, query, positions, attn_mask, keywords)
         inputs = {name: array for name, array in inputs.items() if not name.startswith("value")}
         call = prepare(function, inputs, options, queries_at_end=True, cache_shapes=shapes)
         return returned_statistics(call, request)
 
     def _attended(
-        self, query: AnyArray, positions: object, options: CallOptions, *, returns_state: bool, lse_base: object
+        self, query: AnyArray, *passed: Any, returns_state: bool = False, lse_base: object = None
     ) -> Any:
-        """Return the output, or the state with a log-sum-exp to `lse_base`."""
+        """Return the output, or the state with a log-sum-exp to `lse_base`; `passed` goes on to `_inputs`."""
         function = "KVCache.attend_state" if returns_state else "KVCache.attend"
-        inputs, options, shapes = self._inputs(function, query, positions, options)
+        inputs, options, shapes = self._inputs(function, query, *passed)
         if shapes is not None:
             call = prepare(function, inputs, options, queries_at_end=True, cache_shapes=shapes)
             compute = partial(attend_quantised, call)
@@ -465,9 +457,10 @@ class KVCache(Cache[A]):
         return compute_output(function, array, key, value, options, queries_at_end=True)
 
     def _inputs(
-        self, function: str, query: AnyArray, positions: object, options: CallOptions
+        self, function: str, query: AnyArray, positions: object, attn_mask: object, keywords: Any
     ) -> tuple[dict[str, Array], CallOptions, tuple[Shape, Shape] | None]:
         """Return the arrays of a call, the query rotated; its options; and the shapes of quantised tokens."""
+        options = CallOptions.from_keywords(attn_mask, keywords, is_causal=True, layout=self._layout)
         array, cached = check_plain_array(function, "query", query), self._tokens.buffers.arrays["key"]
         is_wider = self._check_query(function, array, cached)
         if len(array.shape) > 2:  # others are refused below, as in every call
@@ -487,10 +480,9 @@ class KVCache(Cache[A]):
         """Return the query, rotated by its positions, and the options with masks and biases that know them."""
         keys, length, queries = self._positions, self._tokens.length, headed(query.shape, self._layout)[-2]
         is_consecutive = positions is None and isinstance(keys, Consecutive)
-        passed: Positions | None = None
-        if positions is not None:  # refused also where nothing reads them
-            like = query.shape[:-3], query, "query"
-            passed = token_positions.check(function, positions, queries, *like)
+        like = query.shape[:-3], query, "query"
+        # Refused also where nothing reads them.
+        passed = None if positions is None else token_positions.check(function, positions, queries, *like)
 
         def of_queries() -> Positions:
             return token_positions.last(function, keys, length, queries) if passed is None else passed
@@ -531,10 +523,9 @@ class KVCache(Cache[A]):
             # What is not in an array is static, and a cache that a scan carries has to stay the same.
             positions = Consecutive(positions.first + positions.shift)
         state: dict[str, object] = {"positions": positions, "layout": self._layout, "rotary": self._rotary}
-        if self._quantisation is not None:  # what a cache is not does not change the tree that it is
-            state["quantisation"] = self._quantisation
-        if self._value_width is not None:
-            state["value_width"] = self._value_width
+        more = {"quantisation": self._quantisation, "value_width": self._value_width}
+        # What a cache is not does not change the tree that it is.
+        state |= {name: x for name, x in more.items() if x is not None}
         return {**self._tokens.arrays(), **state}
 
     def _set_tree_state(self, state: dict[str, Any]) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from functools import wraps
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial, wraps
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import transformers
@@ -134,7 +134,8 @@ def _prepare(model: type, model_type: str) -> None:
         table for table in variables.values() if isinstance(table, dict) and _is_class(table.get("eager"))
     ]
     for table in tables:
-        table.setdefault(NAME, _Refusal(model_type, [name for name in table if name != NAME]))
+        names = [name for name in table if name != NAME]
+        table.setdefault(NAME, partial(_refuse_attention, model_type, names))
     layers = [
         value for value in variables.values() if _is_class(value) and value.__module__ == model.__module__
     ]
@@ -146,18 +147,11 @@ def _prepare(model: type, model_type: str) -> None:
         warnings.warn(message, UserWarning, stacklevel=2)
 
 
-class _Refusal:
-    """An entry in a model's table of attention classes, which raises when the model wants to build it."""
-
-    def __init__(self, model_type: str, names: list[str]) -> None:
-        self.model_type, self.names = model_type, names
-
-    def __call__(self, *args: Any, **keywords: Any) -> Any:
-        del args, keywords
-        names = ", ".join(self.names)
-        rule = f"`attn_implementation` must be one of {names} for models of type `{self.model_type}`"
-        hint = "The code of these models has attention of its own, which sdpa_xp cannot replace."
-        raise ArgumentValueError(NAME, rule, {"attn_implementation": NAME}, hint)
+def _refuse_attention(model_type: str, names: Sequence[str], *_args: Any, **_keywords: Any) -> NoReturn:
+    """Raise when a model wants to build our entry in its table of attention classes."""
+    rule = f"`attn_implementation` must be one of {', '.join(names)} for models of type `{model_type}`"
+    hint = "The code of these models has attention of its own, which sdpa_xp cannot replace."
+    raise ArgumentValueError(NAME, rule, {"attn_implementation": NAME}, hint)
 
 
 def uses_sdpa_xp(model: Any) -> bool:

@@ -13,6 +13,8 @@ from ._framework_call import as_array, attend, broadcasts, fits, scores_shape, w
 
 __all__ = ["linen_attention", "nnx_attention"]
 
+ARRAYS = ("query", "key", "value", "bias", "mask")
+"""The arguments of both functions that Flax is given in another form; all others pass on as they came."""
 EINSUMS = ("einsum_dot_general", "qk_attn_weights_einsum", "attn_weights_value_einsum")
 
 
@@ -53,19 +55,12 @@ def nnx_attention(
     References:
         Flax, `flax.nnx.MultiHeadAttention`, https://flax.readthedocs.io.
     """
+    options = {name: x for name, x in locals().items() if name not in ARRAYS}
     from flax import nnx
     from flax.nnx.nn import dtypes  # no public name: where nnx's own attention gets its default from
 
-    options = {
-        "broadcast_dropout": broadcast_dropout,
-        "dropout_rng": dropout_rng,
-        "dropout_rate": dropout_rate,
-        "deterministic": deterministic,
-        "dtype": dtype,
-        "precision": precision,
-        "module": module,
-        "is_causal": is_causal,
-    } | ({} if promote_dtype is None else {"promote_dtype": promote_dtype})
+    if promote_dtype is None:  # Flax has no default to pass
+        del options["promote_dtype"]
     promoted = (promote_dtype or dtypes.promote_dtype)((query, key, value), dtype=dtype)
     if _is_plain(options) and (output := _attend(promoted, bias, mask, is_causal=is_causal)) is not None:
         return output
@@ -108,23 +103,11 @@ def linen_attention(
     References:
         Flax, `flax.linen.MultiHeadDotProductAttention`, https://flax-linen.readthedocs.io.
     """
+    options = {name: x for name, x in locals().items() if name not in ARRAYS}
     import jax.numpy as jnp
     from flax import linen
     from flax.linen.dtypes import promote_dtype
 
-    options = {
-        "broadcast_dropout": broadcast_dropout,
-        "dropout_rng": dropout_rng,
-        "dropout_rate": dropout_rate,
-        "deterministic": deterministic,
-        "dtype": dtype,
-        "precision": precision,
-        "module": module,
-        "force_fp32_for_softmax": force_fp32_for_softmax,
-        "einsum_dot_general": einsum_dot_general,
-        "qk_attn_weights_einsum": qk_attn_weights_einsum,
-        "attn_weights_value_einsum": attn_weights_value_einsum,
-    }
     promoted = promote_dtype(query, key, value, dtype=dtype)
     has_one_head_each = promoted[0].shape[-2:-1] == promoted[1].shape[-2:-1]
     if _is_plain(options) and has_one_head_each:

@@ -55,7 +55,7 @@ def replace_attention(model: M) -> M:
         raise ArgumentValueError("replace_attention", rule, {"backend": backend})
     # Private: `model.layers` has no layers inside of layers. Without it, an AttributeError names it.
     parts = list(model._flatten_layers()) if isinstance(model, keras.Layer) else []
-    layers = [layer for layer in parts if _original(layer) is not None]
+    layers = [layer for layer in parts if _has_attention_of_keras(layer)]
     if not layers:
         rule = "`model` must be a Keras model or layer with a MultiHeadAttention or a GroupQueryAttention"
         got = {"model": f"<{type(model).__qualname__}>"}
@@ -71,18 +71,18 @@ def replace_attention(model: M) -> M:
     return model
 
 
-def _original(layer: Any) -> Any:
-    """Return the class of Keras whose attention a layer computes, or None.
+def _has_attention_of_keras(layer: Any) -> bool:
+    """Return whether a layer computes the attention of one of Keras' own classes.
 
     The methods are private to Keras: without one of them, this fails with an AttributeError that names it.
     """
     import keras
 
-    for original in (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention):
-        names = ("_compute_attention", "_compute_attention_mask")
-        if all(getattr(type(layer), name, None) is getattr(original, name) for name in names):
-            return original
-    return None
+    names = ("_compute_attention", "_compute_attention_mask")
+    return any(
+        all(getattr(type(layer), name, None) is getattr(original, name) for name in names)
+        for original in (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
+    )
 
 
 def _compute_attention(

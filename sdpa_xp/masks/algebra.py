@@ -39,11 +39,6 @@ class Mask(ScoreModifier, ABC):
     """
 
     @property
-    def parts(self) -> tuple[Mask, ...]:
-        """The masks that an operator joined to this one."""
-        return ()
-
-    @property
     def hides_whole_keys(self) -> bool:
         """Whether it hides a key from all queries and heads of a batch entry or from none, so that a graph may
         leave the key out."""

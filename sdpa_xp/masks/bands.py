@@ -10,7 +10,7 @@ from .._checks.keywords import check_integer, explains_keywords
 from .._tiles.grid import CallGrid
 from .._tiles.tile import Allowed, Tile, both
 from .algebra import FormulaMask, Mask
-from .patterns import Pattern
+from .patterns import FormulaPattern, Pattern
 
 
 @explains_keywords
@@ -173,10 +173,8 @@ class SlidingWindow(Mask):
 
     def bind(self, grid: CallGrid) -> Pattern:
         offset = grid.check_offset("attn_mask.offset", self.offset)
-        return Band(
-            None if self.left is None else offset.plus(-self.left),
-            None if self.right is None else offset.plus(self.right),
-        )
+        low = None if self.left is None else offset.plus(-self.left)
+        return Band(low, None if self.right is None else offset.plus(self.right))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -235,16 +233,15 @@ class Band(Pattern):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Chunked(FormulaMask):
+class Chunked(FormulaMask, FormulaPattern):
     """Made by `chunked`."""
 
     name = "chunked"
     ignores_heads = True
     size: int
 
-    def allowed_in(self, tile: Tile) -> Allowed:
-        answer = self.uniform(tile)
-        return tile.query_index // self.size == tile.key_index // self.size if answer is None else answer
+    def formula(self, tile: Tile) -> Allowed:
+        return tile.query_index // self.size == tile.key_index // self.size
 
     def uniform(self, tile: Tile) -> bool | None:
         if tile.positions is not None:
@@ -262,7 +259,7 @@ class Chunked(FormulaMask):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Dilated(FormulaMask):
+class Dilated(FormulaMask, FormulaPattern):
     """Made by `dilated`."""
 
     name = "dilated"
@@ -270,9 +267,8 @@ class Dilated(FormulaMask):
     ignores_heads = True
     step: int
 
-    def allowed_in(self, tile: Tile) -> Allowed:
-        answer = self.uniform(tile)
-        return tile.query_index % self.step == tile.key_index % self.step if answer is None else answer
+    def formula(self, tile: Tile) -> Allowed:
+        return tile.query_index % self.step == tile.key_index % self.step
 
     def uniform(self, _tile: Tile) -> bool | None:
         return True if self.step == 1 else None

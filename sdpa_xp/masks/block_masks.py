@@ -17,7 +17,7 @@ from .._tiles.grid import CallGrid
 from .._tiles.tile import Allowed, Tile
 from ..errors import ArgumentTypeError, ArgumentValueError
 from .algebra import Mask
-from .patterns import Pattern
+from .patterns import FormulaPattern, Pattern
 from .tables import joined, nested_shape, rows_of_tables, with_rows
 
 Row = tuple[bool, ...]
@@ -123,7 +123,7 @@ class Blocks(Mask):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BlockPattern(Pattern):
+class BlockPattern(FormulaPattern):
     """A pair may attend iff the table is True for its blocks."""
 
     array_axes: ClassVar[Mapping[str, tuple[int | None, ...]]] = {"array": (None, None)}
@@ -139,10 +139,7 @@ class BlockPattern(Pattern):
     columns: int
     """The keys of a block."""
 
-    def allowed_in(self, tile: Tile) -> Allowed:
-        answer = self.uniform(tile)
-        if answer is not None:
-            return answer
+    def formula(self, tile: Tile) -> Allowed:
         xp, row, column = tile.grid.xp, tile.query_index // self.rows, tile.key_index // self.columns
         numbers = rows_of_tables(tile, row, self.shape, len(self.tables[0]), self.heads)
         if row.ndim == column.ndim == 2:

@@ -13,7 +13,7 @@ from .._tiles.grid import CallGrid
 from .._tiles.on_device import BlockBounds, bounds_of_list
 from .._tiles.tile import Allowed, Tile
 from .algebra import Mask
-from .patterns import Pattern
+from .patterns import FormulaPattern, Pattern
 
 
 @explains_keywords
@@ -81,7 +81,7 @@ class Document(Mask):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SameId(Pattern):
+class SameId(FormulaPattern):
     """A pair may attend iff the id of the query, (..., 1, L, 1), equals the id of the key, (..., 1, 1, S)."""
 
     queries: Array
@@ -91,9 +91,8 @@ class SameId(Pattern):
     spans: dict[tuple[object, ...], tuple[int, int]] = field(init=False, default_factory=dict)
     """The smallest and the largest id of each range, so that an id is read once, not once for each tile."""
 
-    def allowed_in(self, tile: Tile) -> Allowed:
-        answer = self.uniform(tile)
-        return tile.slice(self.queries) == tile.slice(self.keys) if answer is None else answer
+    def formula(self, tile: Tile) -> Allowed:
+        return tile.slice(self.queries) == tile.slice(self.keys)
 
     def uniform(self, tile: Tile) -> bool | None:
         of_queries, of_keys = self.bounds

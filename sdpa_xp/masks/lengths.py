@@ -9,7 +9,7 @@ from .._checks.keywords import explains_keywords
 from .._tiles.grid import CallGrid
 from .._tiles.tile import Allowed, Tile
 from .algebra import Mask
-from .patterns import AllOf, Pattern
+from .patterns import AllOf, FormulaPattern, Pattern
 
 
 @explains_keywords
@@ -114,14 +114,13 @@ class Prefix(Mask):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class KeysBefore(Pattern):
+class KeysBefore(FormulaPattern):
     """Key j may be attended to iff j < length."""
 
     length: Integers
 
-    def allowed_in(self, tile: Tile) -> Allowed:
-        answer = self.uniform(tile)
-        return tile.key_index < tile.slice_integers(self.length).values if answer is None else answer
+    def formula(self, tile: Tile) -> Allowed:
+        return tile.key_index < tile.slice_integers(self.length).values
 
     def uniform(self, tile: Tile) -> bool | None:
         if tile.positions is not None:  # they are not read
@@ -133,14 +132,13 @@ class KeysBefore(Pattern):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class QueriesBefore(Pattern):
+class QueriesBefore(FormulaPattern):
     """Query i attends iff i < length, counted from the first query, whatever its position among the keys."""
 
     length: Integers
 
-    def allowed_in(self, tile: Tile) -> Allowed:
-        answer = self.uniform(tile)
-        return tile.row_index < tile.slice_integers(self.length).values if answer is None else answer
+    def formula(self, tile: Tile) -> Allowed:
+        return tile.row_index < tile.slice_integers(self.length).values
 
     def uniform(self, tile: Tile) -> bool | None:
         return _all_before(tile.slice_integers(self.length), tile.rows)

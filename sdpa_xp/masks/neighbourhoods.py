@@ -18,7 +18,7 @@ from .._tiles.tile import Allowed, Tile, both, either
 from ..errors import ArgumentTypeError, ArgumentValueError
 from .algebra import Mask
 from .patches import CutAxis, cut_space
-from .patterns import Pattern
+from .patterns import FormulaPattern, Pattern
 
 T = TypeVar("T")
 NAME = "neighbourhood"
@@ -137,7 +137,7 @@ def _shortest(values: Sequence[T]) -> T | tuple[T, ...]:
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Neighbourhood(Mask, Pattern):
+class Neighbourhood(Mask, FormulaPattern):
     """Made by `neighbourhood`."""
 
     name = NAME
@@ -184,9 +184,7 @@ class Neighbourhood(Mask, Pattern):
         size = tuning.ONE_CORE_PATCH if grid.access.uses_our_threads else tuning.ALL_CORES_PATCH
         return cut_space(axes, size, self)
 
-    def allowed_in(self, tile: Tile) -> Allowed:
-        if self.uniform(tile) is False:
-            return False
+    def formula(self, tile: Tile) -> Allowed:
         allowed: Allowed = True
         query, key, before = tile.query_index, tile.key_index, self.prefix_tokens
         for axis in self.axes:

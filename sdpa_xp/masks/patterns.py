@@ -62,6 +62,18 @@ class Pattern(ABC):
         return None
 
 
+class FormulaPattern(Pattern, ABC):
+    """A pattern that computes its formula for the tiles in which `uniform` does not know the answer."""
+
+    def allowed_in(self, tile: Tile) -> Allowed:
+        answer = self.uniform(tile)
+        return self.formula(tile) if answer is None else answer
+
+    @abstractmethod
+    def formula(self, tile: Tile, /) -> Allowed:
+        """Return which pairs of the tile may attend, an array that broadcasts to (..., Hq, rows, columns)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Joined(Pattern, ABC):
     """Patterns that one operator joins."""

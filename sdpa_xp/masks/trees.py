@@ -15,7 +15,7 @@ from .._tiles.grid import CallGrid
 from .._tiles.tile import Allowed, Tile
 from ..errors import ArgumentTypeError, ArgumentValueError
 from .algebra import Mask
-from .patterns import Pattern
+from .patterns import FormulaPattern, Pattern
 from .tables import joined, nested_shape, rows_of_tables, with_rows
 
 
@@ -100,7 +100,7 @@ class DraftTree(Mask):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ancestors(Pattern):
+class Ancestors(FormulaPattern):
     """A pair may attend iff the key is in the context, or the query is the key or one of its descendants.
 
     A walk through the tree that visits parents before children gives each draft a number, and a draft and its
@@ -118,10 +118,7 @@ class Ancestors(Pattern):
     count: int
     offset: Integers
 
-    def allowed_in(self, tile: Tile) -> Allowed:
-        answer = self.uniform(tile)
-        if answer is not None:
-            return answer
+    def formula(self, tile: Tile) -> Allowed:
         xp, start = tile.grid.xp, tile.slice_integers(self.offset).values + tile.grid.position.values
         draft = tile.key_index - start
         index = xp.where(draft > self.count, self.count, xp.where(draft < 0, 0, draft))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from .._checks.arrays import check_floating, check_plain_array
 from .._checks.integers import check_some_integers
@@ -24,14 +24,6 @@ DRAWS = 200
 """The number of random queries for each width; each query has its own random keys."""
 LENGTHS = tuple(2**power for power in range(7, 18))
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-
-
-class Curve(NamedTuple):
-    """The results with one scale, one number for each width."""
-
-    label: str
-    variances: list[float]
-    largest: list[float]
 
 
 def saturation(
@@ -79,13 +71,13 @@ def saturation(
         hint = "Pass one, so that you can reproduce the picture."
         rule = "`rng` must be a numpy.random.Generator"
         raise ArgumentTypeError("plot.saturation", rule, {"rng": shown(rng)}, hint)
-    curves = _simulate(widths, keys, rng)
+    variances, largest_weights = _simulate(widths, keys, rng)
 
     figure = ShownFigure((8, 3.4), colours.paper)
     variance, largest = figure.subplots(1, 2)
     styles = ((colours.contrast, "s--"), (colours.full, "o-"))
-    _draw_lines(variance, widths, {curve.label: curve.variances for curve in curves}, styles)
-    _draw_lines(largest, widths, {curve.label: curve.largest for curve in curves}, styles)
+    _draw_lines(variance, widths, variances, styles)
+    _draw_lines(largest, widths, largest_weights, styles)
     expected = {"linestyle": ":", "color": colours.ink, "linewidth": 1}
     variance.plot(widths, widths, label="expected, E and 1", **expected)
     variance.axhline(1, **expected)
@@ -100,14 +92,17 @@ def saturation(
     return figure
 
 
-def _simulate(widths: Sequence[int], keys: int, rng: Any) -> list[Curve]:
-    curves = [Curve("without scale", [], []), Curve("scale 1/√E", [], [])]
+def _simulate(widths: Sequence[int], keys: int, rng: Any) -> tuple[dict[str, list[float]], ...]:
+    """Return the variances of the scores, and the largest weights, for each width, by scale."""
+    scales = {"without scale": 1.0, "scale 1/√E": None}
+    variances: dict[str, list[float]] = {label: [] for label in scales}
+    largest: dict[str, list[float]] = {label: [] for label in scales}
     for width in widths:
         query, key = (rng.standard_normal((DRAWS, rows, width)) for rows in (1, keys))
-        for curve, scale in zip(curves, (1.0, None), strict=True):
-            curve.variances.append(float(attention_scores(query, key, scale=scale).var()))
-            curve.largest.append(float(attention_weights(query, key, scale=scale).max(axis=-1).mean()))
-    return curves
+        for label, scale in scales.items():
+            variances[label].append(float(attention_scores(query, key, scale=scale).var()))
+            largest[label].append(float(attention_weights(query, key, scale=scale).max(axis=-1).mean()))
+    return variances, largest
 
 
 def _draw_lines(axes: Any, places: Sequence[int], lines: Mapping[str, Sequence[float]], styles: Any) -> None:

@@ -247,6 +247,4 @@ def _hatch(axes: Any, allowed: Sequence[Sequence[bool]], ink: str) -> None:
 def _panel_title(index: tuple[int, ...]) -> str:
     """Return which batch entry and head a panel shows, as "batch 1, head 0"."""
     *entry, head = index
-    if not entry:
-        return f"head {head}"
-    return f"batch {', '.join(map(str, entry))}, head {head}"
+    return f"batch {', '.join(map(str, entry))}, head {head}" if entry else f"head {head}"

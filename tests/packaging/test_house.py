@@ -77,7 +77,7 @@ def test_a_class_name_means_one_thing(in_packages: Code) -> None:
     assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
 
 
-STATISTICS = ("sdpa_xp/_statistics.py", "sdpa_xp/_varlen.py", "sdpa_xp/caches/kv.py")
+STATISTICS = ("sdpa_xp/_statistics.py", "sdpa_xp/_varlen.py", "sdpa_xp/caches/kv.py", "sdpa_xp/caches/paged.py")
 
 
 def test_no_name_is_a_pronoun(in_packages: Code, around: Code) -> None:
