@@ -44,6 +44,9 @@ class NumPy(Library):
     def is_traced(self, _array: Any) -> bool:
         return False
 
+    def is_known(self, _length: object) -> bool:
+        return True
+
     def context_maker(self, _array: Array) -> Callable[[], AbstractContextManager[object]]:
         return partial(sys.modules["numpy"].errstate, all="ignore")
 
