@@ -246,7 +246,7 @@ def _outputs(graph: Graph, result: Any, *, numbers_stay: bool) -> dict[str, Grap
             raise error(FUNCTION, rule, {"key": repr(name)})
         if name in used or name in outputs:
             rule = "an output must not have the name of an argument, a parameter, or another value"
-            hint = "Return a mapping or a NamedTuple: its names are those of the outputs."
+            hint = "Rename the argument, or return a mapping or a NamedTuple, whose names the outputs get."
             raise ArgumentValueError(FUNCTION, rule, {"output": repr(name)}, hint)
         if numbers_stay and isinstance(part, Number):
             continue

@@ -174,7 +174,7 @@ class PagedKVCache(Cache[A]):
             cu_seqlens_k: The cumulative numbers of new tokens: N + 1 integers from 0 to U. [0, 5, 5, 6] appends
                 5 tokens to the first sequence, none to the second, and one to the third.
             positions: As in `KVCache.append`: the first, or n or (N, n) integers, static like the table; of
-                packed tokens, N or U integers, or N lists.
+                packed tokens, U integers or N lists.
             in_place: Write into the pool instead of copying it. Other caches over the same pool see the
                 change. The pools of keys and values must not share memory.
 
@@ -324,7 +324,7 @@ class PagedKVCache(Cache[A]):
                 1), or to (N, Hq, 1, 1) if the queries are packed: sequences may have different S.
             cu_seqlens_q: As in `varlen_attention`; a sequence may have no query.
             positions: As in `KVCache.attend`: the first, or L or (N, L) integers, static like the table; of
-                packed queries, N or T integers, or N lists.
+                packed queries, T integers or N lists.
             bias: A bias, or an array that broadcasts like one as `attn_mask`.
             is_causal: Query i attends to key j only if j <= i + length - L.
             scale: A number, or an array likewise.
