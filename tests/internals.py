@@ -113,6 +113,7 @@ PLACES = {
     "judge_cases_data": "sdpa_xp_export._judge.cases",
     "judge_outputs": "sdpa_xp_export._verify.judging:judge_outputs",
     "judge_rows": "sdpa_xp_export._verify.judging:judge_rows",
+    "JudgedFunction": "sdpa_xp_export._judge.function:JudgedFunction",
     "judge_semantics": "sdpa_xp_export._judge.semantics",
     "judge_together": "rounding_rule:judge_together",
     "kernels": "sdpa_xp._kernels",

@@ -8,7 +8,8 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,20 @@ class WrongError(Exception):
     """The function is wrong beside numbers: it wrote to an input, or has no gradient of one."""
 
 
+class RefusedError(Exception):
+    """The function raised something. What the judge itself raises is not caught."""
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except (LacksError, WrongError):
+        raise
+    except Exception as error:  # a function may raise anything
+        raise RefusedError(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
+
+
 @dataclass(frozen=True)
 class JudgedFunction:
     """A function, and how the arrays and options of a case become its arguments."""
@@ -59,7 +74,7 @@ class JudgedFunction:
         Raises:
             LacksError: It has no argument for an option of the case, or no gradients.
             WrongError: It wrote to an input, or has no gradient of one.
-        Exception: Whatever it raises, if it refuses the call.
+            RefusedError: It raised an error.
         """
         arrays = case.arrays(dtype)
         options = self._keywords(case, arrays, answers)
@@ -68,9 +83,10 @@ class JudgedFunction:
         if "gradients" in case.outputs:
             return self._gradients(case, arrays, tokens, keywords)
         passed = tokens | {k: keywords[k] for k, x in options.items() if isinstance(x, np.ndarray)}
-        result = self._unchanged(passed, lambda: self.function(*tokens.values(), **keywords))
-        output, *lse = map(self.backend.get, _outputs(case, result))
-        return {name: self._laid_out(output) if name == "output" else lse[0] for name in case.outputs}
+        with _refusals():
+            result = self._unchanged(passed, lambda: self.function(*tokens.values(), **keywords))
+            output, *lse = map(self.backend.get, _outputs(case, result))
+            return {name: self._laid_out(output) if name == "output" else lse[0] for name in case.outputs}
 
     def _unchanged(self, passed: Arrays, call: Callable[[], Any]) -> Any:
         """Return what `call` returns, if it leaves the arrays as they are."""
@@ -146,13 +162,15 @@ class JudgedFunction:
                 x.requires_grad_()
             backward = importlib.import_module("torch").autograd.backward
             passed = leaves | {"cotangent": cotangents[0]}
-            self._unchanged(passed, lambda: backward(outputs(*leaves.values()), cotangents))
+            with _refusals():
+                self._unchanged(passed, lambda: backward(outputs(*leaves.values()), cotangents))
             if lacks := [name for name, x in leaves.items() if x.grad is None]:
                 raise WrongError(f"it has no gradient of its {lacks[0]}")
             gradients = [x.grad for x in leaves.values()]
         elif self.backend.name == "jax":
             jax = importlib.import_module("jax")
-            gradients = jax.vjp(outputs, *leaves.values())[1](cotangents)
+            with _refusals():
+                gradients = jax.vjp(outputs, *leaves.values())[1](cotangents)
         else:
             raise LacksError("gradients of torch and JAX are judged")
         got = {name: self.backend.get(x) for name, x in zip(leaves, gradients, strict=True)}

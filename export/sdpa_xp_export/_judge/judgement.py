@@ -17,7 +17,7 @@ from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from .._verify.judging import Compared, judge_rows
 from ..report import Agreement
 from .cases import HardCase, all_cases, data, questions
-from .function import JudgedFunction, LacksError, WrongError
+from .function import JudgedFunction, LacksError, RefusedError, WrongError
 from .semantics import BOOLEAN, LACKS, LEAKS, REFUSED, WRONG, expected, is_judged
 from .verdict import Answer, Fault, NotJudged, Verdict
 
@@ -106,7 +106,7 @@ class Judgement:
         for dtype in filter(self.function.backend.holds, self.dtypes):
             try:
                 got = self.function.results(case, dtype, self.answers)["output"].dtype.name
-            except Exception:  # a dtype that it refuses has no result
+            except (LacksError, RefusedError, WrongError):  # a dtype that it refuses has no result
                 continue
             takes = True
             others += [f"{got} of {dtype}"] if got != dtype else []
@@ -125,7 +125,7 @@ class Judgement:
                 return LACKS
             except WrongError:
                 return WRONG
-            except Exception as error:  # whatever a function raises refuses the call
+            except RefusedError as error:
                 if re.search(r"missing .*\bscale\b", str(error)) and not self.function.needed:
                     self.function = replace(self.function, needed=frozenset({"scale"}))
                     return self._answer(case, field, answers)
@@ -147,8 +147,8 @@ class Judgement:
             return str(error)
         except WrongError as error:
             return Tried(case, dtype, {}, str(error))
-        except Exception as error:  # whatever a function raises refuses the call
-            return f"{REFUSES}{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
+        except RefusedError as error:
+            return f"{REFUSES}{error}"[:220]
         rows = expected(case, dtype, self.answers)
         of_query = data()["dtype"]["answers"][0]
         kept = self.answers.get("dtype", of_query) in (of_query, REFUSED)

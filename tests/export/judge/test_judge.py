@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import math
 import re
@@ -14,7 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from internals import judge_cases_data, judge_semantics
+from internals import JudgedFunction, judge_cases_data, judge_semantics
 from planted_attention import FAULTS, RIGHT, attention
 from planted_gradients import FAULTS as GRADIENT_FAULTS
 from planted_gradients import attention as differentiable
@@ -305,6 +306,21 @@ def scaling_its_query(query: Any, key: Any, value: Any) -> Any:
     result = attention(query, key, value)
     query *= 2
     return result
+
+
+@pytest.mark.parametrize("number", [1, 500])
+def test_an_error_of_the_judge_itself_is_no_refusal(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it asks for the profile, and in a case."""
+    calls, laid_out = itertools.count(1), JudgedFunction._laid_out
+
+    def broken_once(function: Any, x: Any) -> Any:
+        if next(calls) == number:
+            raise KeyError("of the judge")
+        return laid_out(function, x)
+
+    monkeypatch.setattr(JudgedFunction, "_laid_out", broken_once)
+    with pytest.raises(KeyError, match="of the judge"):
+        judge(attention, dtypes=["float32"])
 
 
 def test_a_function_that_writes_to_its_inputs_is_wrong() -> None:
