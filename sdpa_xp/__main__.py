@@ -2,7 +2,7 @@
 
 import sys
 
-from ._checks.messages import install_hint
+from ._checks import install_hint
 
 if __name__ == "__main__":
     sys.exit(

@@ -5,15 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, Unpack, cast
 
+from ._call import PreparedCall, prepare, shared_by_equal_calls
 from ._call.options import AttentionOptions, CallOptions, takes_options
-from ._call.prepared_call import PreparedCall, prepare, shared_by_equal_calls
 from ._checks.arrays import Layout
 from ._checks.keywords import Implementation, check_lse_base, explains_keywords, refuse_missing_kernel
 from ._kernels import BY_NAME, KERNELS, Kernel
 from ._libraries import overridden
 from ._libraries.protocols import AnyArray, Array, Dtype, Rng
-from ._programs.one_tile import OneTile, one_tile
-from ._programs.scores import ResultName
+from ._programs import OneTile, ResultName, one_tile
 from ._sources import ArraySource
 from .biases import Bias
 from .masks import Mask

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from ._call.prepared_call import PreparedCall
+from ._call import PreparedCall
 from ._libraries.protocols import Array
-from ._programs.scores import ResultName
+from ._programs import ResultName
 
 if TYPE_CHECKING:
     from ._libraries.dask import DaskGraphs

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from ._call.prepared_call import PreparedCall
+from ._call import PreparedCall
 from ._call.tangents import lifted, refuse_chunks
 from ._checks.arrays import swap_heads_and_length
 from ._chunked import cut_call
@@ -16,7 +16,7 @@ from ._libraries.protocols import Array
 from ._programs.gradients import GradientProgram, gradient_targets, gradients, try_functions
 from ._programs.output import attend
 from ._sources import ArraySource
-from ._tiles.tile import Target
+from ._tiles import Target
 
 if TYPE_CHECKING:
     from ._many.graphs import GraphCall

@@ -12,12 +12,12 @@ from html import escape
 from itertools import groupby, islice, product
 from typing import Any, NamedTuple
 
-from ._checks.messages import brief, has_values
+from ._checks import brief, has_values
 from ._libraries import computing, dtype_name, is_array, library_of, namespace_of
 from ._libraries.protocols import Array, Shape
+from ._tiles import Allowed, Tile
+from ._tiles.grid import ScoreGrid, grid_of
 from ._tiles.modifier import ScoreModifier
-from ._tiles.score_grid import ScoreGrid, grid_of
-from ._tiles.tile import Allowed, Tile
 
 SIDE = 168
 """The length of the longer side in pixels, as far as whole pixels for a square allow."""

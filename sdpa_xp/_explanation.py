@@ -8,18 +8,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Unpack, cast
 
 from ._attention import choose_kernel
+from ._call import PreparedCall, prepare
 from ._call.options import AttentionOptions, CallOptions, takes_options
-from ._call.prepared_call import PreparedCall, prepare
+from ._checks import has_values
 from ._checks.keywords import Implementation
-from ._checks.messages import has_values
 from ._chunked import cut_call
 from ._display import Squares, captioned
 from ._libraries import access_of, is_unknown, namespace_of
-from ._libraries.capabilities import Autograd
+from ._libraries.base import Autograd
 from ._libraries.protocols import AnyArray, Array
 from ._libraries.trees import without_arrays
+from ._programs import Scores
 from ._programs.reproducible import aligned
-from ._programs.scores import Scores
 from ._run import threads
 from ._tiles.plan import Plan, plan_patches
 from ._torch import is_differentiated

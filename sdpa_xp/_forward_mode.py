@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, Unpack, cast
 
+from ._call import PreparedCall, prepare
 from ._call.options import CallOptions, DifferentiableOptions, floating_arrays, takes_options
-from ._call.prepared_call import PreparedCall, prepare
 from ._call.tangents import beside, check_tangent, check_tangents, lifted, refuse_chunks
+from ._checks import shown, type_name
 from ._checks.arrays import check_floating, check_one_library
 from ._checks.keywords import explains_keywords
-from ._checks.messages import shown, type_name
 from ._libraries import dtype_name, in_own_memory, is_number, library_of, overridden
 from ._libraries.jet_library import kind_of_caller
 from ._libraries.jet_namespace import JetNamespace

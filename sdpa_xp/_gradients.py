@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar, Unpack, cast
 
+from ._call import PreparedCall, prepare
 from ._call.options import (
     CallOptions,
     CheckedOptions,
@@ -13,7 +14,6 @@ from ._call.options import (
     floating_arrays,
     takes_options,
 )
-from ._call.prepared_call import PreparedCall, prepare
 from ._call.tangents import beside, check_alike, check_tangents
 from ._checks.keywords import explains_keywords
 from ._derivatives import Derivable, derive, pull_back, second_order

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar, Unpack
 
+from ._call import PreparedCall, prepare
 from ._call.options import CallOptions, DifferentiableOptions, takes_options
-from ._call.prepared_call import PreparedCall, prepare
-from ._checks.messages import shown
+from ._checks import shown
 from ._libraries import astype_if_needed, library_of
 from ._libraries.meshes import DeviceRing
 from ._libraries.protocols import TRACED, AnyArray, Array
@@ -18,11 +18,11 @@ from ._many.cutting import readable_grid
 from ._many.schedule import plan_ring, to_plain, to_zigzag
 from ._many.walks import Operands, RingCall
 from ._many.windows import merge_windows
+from ._tiles import Tile
 from ._tiles.modifier import with_arrays
-from ._tiles.tile import Tile
 from .errors import ArgumentTypeError, ArgumentValueError
 from .masks import Mask
-from .masks.patterns import AllOf
+from .masks.algebra import AllOf
 
 A = TypeVar("A", bound=AnyArray)
 FUNCTION = "ring_attention"

@@ -7,7 +7,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
-from ._call.prepared_call import PreparedCall
+from ._call import PreparedCall
+from ._checks import brief, shown
 from ._checks.arrays import (
     HLE,
     Layout,
@@ -21,7 +22,6 @@ from ._checks.arrays import (
     swap_heads_and_length,
 )
 from ._checks.keywords import check_integer, check_layout, check_lse_base, explains_keywords
-from ._checks.messages import brief, shown
 from ._libraries import accumulation_dtype, checked, computing, dtype_name, library_of
 from ._libraries.protocols import AnyArray, Array, Namespace
 from ._programs.softmax import merge

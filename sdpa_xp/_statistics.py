@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, Unpack, cast, get_args
 
+from ._call import PreparedCall, prepare
 from ._call.options import CallOptions, StatisticsOptions, takes_options
-from ._call.prepared_call import PreparedCall, prepare
+from ._checks import brief, nearest_hint, shown
 from ._checks.keywords import check_block_size, check_integer
-from ._checks.messages import brief, nearest_hint, shown
 from ._chunked import cut_call
 from ._libraries import overridden
 from ._libraries.protocols import AnyArray, Array, Dtype

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
+from ._call import prepare
 from ._call.options import CallOptions
-from ._call.prepared_call import prepare
+from ._checks import shown
 from ._checks.arrays import check_floating, check_one_device, check_one_library
 from ._checks.keywords import check_integer, explains_keywords
-from ._checks.messages import shown
 from ._checks.score_arrays import ONE_A_ROW, check_broadcasts
 from ._libraries import overridden
 from ._libraries.protocols import AnyArray
+from ._programs import Scores
 from ._programs.index_scores import largest_keys
-from ._programs.scores import Scores
 from ._sources import ArraySource
 from ._tiles.plan import plan_tiles
 from .errors import ArgumentTypeError

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, Unpack, cast
 
+from ._call import PreparedCall, prepare
 from ._call.options import AttentionOptions, CallOptions, StatisticsOptions, takes_options
-from ._call.prepared_call import PreparedCall, prepare
 from ._checks.arrays import HLE, LHE, check_axes
 from ._checks.integers import check_cumulative_lengths, check_same_length, read_together
 from ._checks.keywords import check_lse_base
 from ._libraries.protocols import AnyArray, Array
-from ._programs.scores import ResultName
+from ._programs import ResultName
 from ._sequences import groups
 from ._sequences.sequences import Sequences, lengths_of
 from ._states import AttentionState, returned_output, returned_state

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, TypeVar, Unpack, cast
 
+from ._call import prepare
 from ._call.options import CallOptions, DifferentiableOptions, ScoreOptions, takes_options
-from ._call.prepared_call import prepare
 from ._chunked import cut_call
 from ._libraries import overridden
 from ._libraries.protocols import AnyArray, Array

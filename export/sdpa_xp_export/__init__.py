@@ -15,7 +15,7 @@ except ImportError as error:
         """Say what to install. The import itself passes: so the command line can say it in one line, too."""
         if name not in __all__:  # a module of the package is found, and may need no onnx
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from sdpa_xp._checks.messages import install_hint
+        from sdpa_xp._checks import install_hint
 
         text = f"sdpa_xp_export needs onnx and onnxruntime. {install_hint('export')}"
         raise ModuleNotFoundError(text, name="onnx") from _reason

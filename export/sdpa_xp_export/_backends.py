@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sdpa_xp._checks.messages import nearest_hint
+from sdpa_xp._checks import nearest_hint
 from sdpa_xp._libraries import dtype_name, library_of
 from sdpa_xp.errors import ArgumentValueError
 

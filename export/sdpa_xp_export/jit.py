@@ -15,8 +15,8 @@ from threading import RLock
 from types import FunctionType, MethodType
 from typing import Any, TypeAlias, TypedDict, Unpack, cast, overload
 
+from sdpa_xp._checks import brief
 from sdpa_xp._checks.keywords import check_flag, explains_keywords
-from sdpa_xp._checks.messages import brief
 from sdpa_xp._libraries import array_signatures, has_override
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 

@@ -7,7 +7,7 @@ import textwrap
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sdpa_xp._checks.messages import Immutable
+from sdpa_xp._checks import Immutable
 from sdpa_xp._display import folded, table
 
 if TYPE_CHECKING:  # it needs onnx, and `Agreement` does not: `make test-fast` runs without

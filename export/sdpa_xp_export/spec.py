@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeAlias, cast
 
+from sdpa_xp._checks import Immutable, nearest_hint
 from sdpa_xp._checks.keywords import explains_keywords
-from sdpa_xp._checks.messages import Immutable, nearest_hint
 from sdpa_xp._libraries import dtype_name
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from numbers import Number
 from typing import Any
 
-from sdpa_xp._checks.messages import shown
+from sdpa_xp._checks import shown
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 from . import _arrays

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sdpa_xp._checks import shown
 from sdpa_xp._checks.keywords import check_flag, check_function, check_instance, check_keys, explains_keywords
-from sdpa_xp._checks.messages import shown
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.masks import Mask

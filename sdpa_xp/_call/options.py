@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, cast, get_args
 
+from .._checks import shown
 from .._checks.arrays import Layout, check_floating
 from .._checks.keywords import (
     Implementation,
@@ -18,7 +19,6 @@ from .._checks.keywords import (
     refuse_missing_kernel,
     refuse_other_kind,
 )
-from .._checks.messages import shown
 from .._checks.score_arrays import (
     ONE_A_ROW,
     check_added_dtype,
@@ -29,14 +29,13 @@ from .._checks.score_arrays import (
 from .._libraries import FLOATING, array_signatures, dtype_name, is_array
 from .._libraries.base import Library
 from .._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Rng
-from .._programs.scores import BoundOptions
+from .._programs import BoundOptions
 from .._tiles import modifier
+from .._tiles.grid import ScoreGrid
 from .._tiles.modifier import PLAIN_TYPES, ScoreModifier, leaves
-from .._tiles.score_grid import ScoreGrid
 from ..errors import ArgumentTypeError, ArgumentValueError
-from ..masks.algebra import And, Mask, as_mask
+from ..masks.algebra import AllOf, And, Mask, as_mask
 from ..masks.bands import Causal
-from ..masks.patterns import AllOf
 
 if TYPE_CHECKING:  # few calls have a bias
     from ..biases.algebra import Bias

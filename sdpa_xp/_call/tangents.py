@@ -14,10 +14,10 @@ from .._libraries.base import Library
 from .._libraries.jet_library import kind_of_jets
 from .._libraries.jets import Jet
 from .._libraries.protocols import Array
-from .._tiles.tile import is_masked
+from .._tiles import is_masked
 from ..errors import ArgumentTypeError, ArgumentValueError
+from . import PreparedCall
 from .options import floating_arrays
-from .prepared_call import PreparedCall
 
 MAY_BE_ARRAYS = ("attn_mask", "bias", "scale", "sinks")
 """The options of a call that have tangents where they are floating arrays."""

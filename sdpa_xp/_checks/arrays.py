@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 from .._libraries import FLOATING, dtype_name, has_standard_name, is_array, is_unknown, library_of, namespace_of
 from .._libraries.protocols import Array, Namespace, Shape
 from ..errors import PACKAGE, ArgumentTypeError, ArgumentValueError, Message, summary
-from . import messages
+from . import OTHER_KINDS, cast_text, conversion_hint, hint_for_value, rows_hint, shown, type_name
 
 Layout: TypeAlias = Literal["...HLE", "...LHE"]
 """Heads before the length, or after it."""
@@ -47,8 +47,8 @@ def check_one_library(function: str, values: Mapping[str, object]) -> tuple[Name
                 if all(array is not None for array in adopted.values()):
                     return namespace_of(adopted[first]), adopted
             rule = f"`{first}` and `{name}` must be arrays of one library"
-            got = {first: messages.type_name(arrays[first]), name: messages.type_name(arrays[name])}
-            raise ArgumentTypeError(function, rule, got, messages.conversion_hint(arrays, first, name))
+            got = {first: type_name(arrays[first]), name: type_name(arrays[name])}
+            raise ArgumentTypeError(function, rule, got, conversion_hint(arrays, first, name))
     return xp, arrays
 
 
@@ -98,11 +98,9 @@ def check_plain_array(function: str, name: str, value: object) -> Array:
     reason = library.unsupported_reason(value)
     if is_array(value) and not reason:
         return library.base_form(value)
-    other = f"{messages.OTHER_KINDS[name]} or " if name in messages.OTHER_KINDS else ""
+    other = f"{OTHER_KINDS[name]} or " if name in OTHER_KINDS else ""
     rule = f"`{name}` must be {other}a plain array of a library that follows the array API standard"
-    raise ArgumentTypeError(
-        function, rule, {name: messages.shown(value)}, reason or messages.hint_for_value(name, value)
-    )
+    raise ArgumentTypeError(function, rule, {name: shown(value)}, reason or hint_for_value(name, value))
 
 
 def check_one_device(function: str, arrays: Mapping[str, Array]) -> None:
@@ -120,13 +118,13 @@ def check_floating(function: str, name: str, array: Array) -> None:
     """Check that `array` has a supported real floating dtype."""
     if dtype_name(array.dtype) not in FLOATING:
         rule = f"`{name}` must be one of {', '.join(FLOATING)}"
-        hint = f"Convert it first: {messages.cast_text(array, name, 'float32')}."
+        hint = f"Convert it first: {cast_text(array, name, 'float32')}."
         if is_unknown(array) and not has_standard_name(array.dtype):
             hint = f"{PACKAGE} reads no standard name in it: add the attribute `name`, such as 'float32'."
         if dtype_name(array.dtype).startswith("complex"):
             hint = f"Attention of complex numbers is not defined; xp.real({name}) and xp.imag({name}) are real."
         if getattr(array.dtype, "kind", "") in ("O", "S", "T", "U"):  # NumPy's objects, bytes and strings
-            hint = messages.rows_hint(library_of(array).to_list(array)) or hint
+            hint = rows_hint(library_of(array).to_list(array)) or hint
         raise ArgumentTypeError(function, rule, {f"{name}.dtype": array.dtype}, hint)
 
 
@@ -138,12 +136,12 @@ def check_one_dtype(function: str, arrays: Mapping[str, Array]) -> None:
         if array.dtype != reference.dtype and dtype_name(array.dtype) != dtype_name(reference.dtype):
             rule = f"`{first}` and `{name}` must have one dtype"
             got = {f"{first}.dtype": reference.dtype, f"{name}.dtype": array.dtype}
-            hint = f"Convert one: {messages.cast_text(array, name, f'{first}.dtype')}."
+            hint = f"Convert one: {cast_text(array, name, f'{first}.dtype')}."
             if name.endswith(".weight"):  # not one weight alone, but all of the layer
-                hint = f"Convert the input: {messages.cast_text(array, first, dtype_name(array.dtype))}"
+                hint = f"Convert the input: {cast_text(array, first, dtype_name(array.dtype))}"
                 hint += f", or the layer: layer.to(dtype={dtype_name(reference.dtype)!r})."
             elif name.startswith("cache."):  # nor what a cache holds
-                hint = messages.cast_text(array, first, f"{name}.dtype")
+                hint = cast_text(array, first, f"{name}.dtype")
                 hint = f"A cache takes new tokens in its own dtype: {hint}."
             raise ArgumentTypeError(function, rule, got, hint)
 

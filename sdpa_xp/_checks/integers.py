@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from .._libraries import computing, dtype_name, has_override, is_array, library_of
 from .._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Shape
 from ..errors import ArgumentTypeError, ArgumentValueError, summary
+from . import has_values, shown
 from .arrays import BOUNDS, broadcast, check_known, check_plain_array
 from .keywords import LARGEST_INTEGER, check_choice, check_integer
-from .messages import has_values, shown
 
 IntegersLike: TypeAlias = int | Sequence[int] | AnyArray
 """One integer or several; an array has an integer dtype."""

@@ -16,8 +16,8 @@ from .._libraries import LARGEST, dtype_name, is_array
 from .._libraries.base import is_compiling
 from .._libraries.protocols import Dtype
 from ..errors import ArgumentTypeError, ArgumentValueError
+from . import has_values, shown, type_name
 from .arrays import LAYOUTS
-from .messages import has_values, shown, type_name
 
 Implementation: TypeAlias = Literal["xp", "native", "torch"]
 """The portable implementation in array-API calls, a kernel of the library, or torch's for NumPy."""

@@ -8,8 +8,8 @@ import warnings
 from .._libraries import dtype_name, is_array, library_of, namespace_of
 from .._libraries.protocols import Array, Dtype, Shape
 from ..errors import PACKAGE, ArgumentTypeError, ArgumentValueError, Message
+from . import cast_text, hint_for_name, shown
 from .arrays import broadcast, check_floating, check_known
-from .messages import cast_text, hint_for_name, shown
 
 ONE_A_ROW = "(..., Hq, L, 1)"
 THE_BATCH = "the batch (...)"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from .._call.prepared_call import PreparedCall
+from .._call import PreparedCall
 from .._libraries.protocols import Array
 
 

@@ -17,11 +17,11 @@ import math
 import sys
 from typing import Any, cast
 
-from .._call.prepared_call import PreparedCall
+from .._call import PreparedCall
 from .._libraries import dtype_name, truth
 from .._libraries.protocols import Array, Shape
-from .._run.products import any_query_attends, has_key
-from .._tiles.tile import is_masked
+from .._run import any_query_attends, has_key
+from .._tiles import is_masked
 from ..biases.algebra import Added
 from . import operands
 

@@ -20,10 +20,10 @@ from __future__ import annotations
 import math
 import sys
 
-from .._call.prepared_call import PreparedCall
+from .._call import PreparedCall
 from .._libraries import dtype_name
 from .._libraries.protocols import Array
-from .._run.products import any_query_attends, has_key, is_finite
+from .._run import any_query_attends, has_key, is_finite
 from . import operands
 
 

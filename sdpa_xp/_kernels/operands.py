@@ -8,9 +8,9 @@ from collections.abc import Container
 from functools import reduce
 from typing import cast
 
-from .._call.prepared_call import PreparedCall, shared_by_equal_calls
+from .._call import PreparedCall, shared_by_equal_calls
 from .._libraries.protocols import Array, Namespace, Shape
-from .._tiles.tile import is_masked
+from .._tiles import is_masked
 from ..biases.algebra import ArrayBias
 from ..masks.algebra import ArrayMask, Mask
 from ..masks.bands import Causal

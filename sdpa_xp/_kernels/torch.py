@@ -23,12 +23,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypeGuard, cast
 
-from .._call.prepared_call import PreparedCall, shared_by_equal_calls
+from .._call import PreparedCall, shared_by_equal_calls
 from .._libraries import LARGEST, astype_if_needed, dtype_name
 from .._libraries.protocols import Array, Dtype
 from .._libraries.torch import Torch, has_tangents
-from .._run.products import any_query_attends, has_key
-from .._tiles.tile import is_masked
+from .._run import any_query_attends, has_key
+from .._tiles import is_masked
 from . import operands
 
 LONGEST_VECTOR = 64

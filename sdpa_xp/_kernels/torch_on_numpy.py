@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any, cast
 
-from .._call.prepared_call import PreparedCall, shared_by_equal_calls
+from .._call import PreparedCall, shared_by_equal_calls
 from .._libraries import dtype_name, library_of
 from .._libraries.protocols import Array, Dtype
 from .._libraries.torch import Torch

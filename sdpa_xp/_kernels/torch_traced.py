@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 
-from .._call.prepared_call import PreparedCall
+from .._call import PreparedCall
 from .._libraries import dtype_name
 from .._libraries.base import is_compiling
 from .._libraries.protocols import Array

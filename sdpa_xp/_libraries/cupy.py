@@ -10,8 +10,7 @@ from typing import Any, cast
 
 import array_api_compat as compat
 
-from .base import ASTYPE, Library, at_addresses, has_repeats
-from .capabilities import Generators
+from .base import ASTYPE, Generators, Library, at_addresses, has_repeats
 from .protocols import Array, Device, Dtype
 
 

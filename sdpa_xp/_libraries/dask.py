@@ -10,8 +10,7 @@ from typing import Any, TypeVar, cast
 
 import array_api_compat as compat
 
-from .base import ASTYPE, Library
-from .capabilities import ChunkedArrays
+from .base import ASTYPE, ChunkedArrays, Library
 from .protocols import Chunks, Dtype, Tasks
 
 A = TypeVar("A")

@@ -10,8 +10,7 @@ from typing import Any, cast
 
 import array_api_compat as compat
 
-from .base import ASTYPE, MASKED, Library
-from .capabilities import Compute, Generators, Tangent
+from .base import ASTYPE, MASKED, Compute, Generators, Library, Tangent
 from .jax_trees import register_all, register_waiting
 from .loops import Loops
 from .meshes import Meshes

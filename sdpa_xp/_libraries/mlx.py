@@ -10,8 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any, cast
 
-from .base import Library
-from .capabilities import Compute, Generators, Tangent
+from .base import Compute, Generators, Library, Tangent
 from .protocols import Access, AnyArray, Array, Device, Dtype, Namespace
 
 

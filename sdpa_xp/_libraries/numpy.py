@@ -8,8 +8,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from .base import ASTYPE, Library, has_repeats
-from .capabilities import Diagonals
+from .base import ASTYPE, Diagonals, Library, has_repeats
 from .protocols import AnyArray, Array, Device, Namespace
 
 A = TypeVar("A")

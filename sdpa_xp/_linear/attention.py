@@ -6,9 +6,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
+from .._checks import brief
 from .._checks.arrays import Layout, check_one_device, check_one_library, explaining_missing_names
 from .._checks.keywords import explains_keywords
-from .._checks.messages import brief
 from .._libraries import checked, computing, library_of, overridden
 from .._libraries.protocols import AnyArray
 from ..errors import ArgumentValueError

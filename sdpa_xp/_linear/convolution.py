@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
+from .._checks import brief
 from .._checks.arrays import check_one_kind, explaining_missing_names
 from .._checks.keywords import explains_keywords
 from .._checks.linear import check_convolution
-from .._checks.messages import brief
 from .._libraries import accumulation_dtype, checked, computing, library_of, overridden
 from .._libraries.protocols import AnyArray
 

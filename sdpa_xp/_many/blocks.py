@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from .._libraries.protocols import Array, Chunks, Shape
-from .._programs.scores import BoundOptions
+from .._programs import BoundOptions
 from .._tiles.modifier import Leaf, with_leaves
 
 Axis: TypeAlias = int | None

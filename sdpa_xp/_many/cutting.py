@@ -8,23 +8,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from .._call.prepared_call import PreparedCall
+from .._call import PreparedCall
 from .._libraries import dtype_name, library_of, numpy_array
 from .._libraries.dask import DaskGraphs
 from .._libraries.protocols import READ_ONLY, Array, Chunks, Key
+from .._programs import BoundOptions, Scores
 from .._programs.dropout import Dropout
 from .._programs.gradients import PROBE_SIDE
-from .._programs.scores import BoundOptions, Scores
 from .._sources import ArraySource
-from .._tiles.grid import CallGrid
+from .._tiles import Tile
+from .._tiles.grid import CallGrid, ScoreGrid
 from .._tiles.modifier import ScoreModifier, with_arrays
-from .._tiles.score_grid import ScoreGrid
-from .._tiles.tile import Tile
 from ..biases.algebra import Bias, Sum, Term
 from ..biases.custom import FunctionBias
-from ..masks.algebra import Combined, Mask
+from ..masks.algebra import Combined, Mask, Pattern
 from ..masks.custom import FunctionMask
-from ..masks.patterns import Pattern
 from .blocks import KEY_AXES, QUERY_AXES, AlignedArray, Place, aligned_axes, cut, take_arrays
 from .tasks import OF_ANY_LIBRARY, ChunkedCall
 

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 from .._libraries import dtype_name
 from .._libraries.dask import DaskGraphs
 from .._libraries.protocols import Array, Chunks, Dtype, Key
-from .._programs.scores import ResultName
-from .._tiles.tile import Target
+from .._programs import ResultName
+from .._tiles import Target
 from . import tasks
 from .blocks import KEY_HEADS, QUERY_AXES, AlignedArray, Axis, Place, aligned_axes
 from .cutting import CutCall

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 from .._libraries import access_of, astype_if_needed, computing, library_of, namespace_of
 from .._libraries.protocols import Array, Dtype, Namespace, Shape
+from .._programs import BoundOptions, Scores
 from .._programs.gradients import GradientProgram, gradient_targets, gradients
-from .._programs.scores import BoundOptions, Scores
 from .._programs.weights import full_matrix
 from .._run import threads
 from .._sources import ArraySource
+from .._tiles.grid import ScoreGrid
 from .._tiles.plan import Plan, plan_full_rows
-from .._tiles.score_grid import ScoreGrid
 from . import windows
 from .blocks import Block, put_blocks
 

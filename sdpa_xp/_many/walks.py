@@ -15,10 +15,9 @@ from typing import NamedTuple, TypeAlias, TypeVar, cast
 from .._libraries import FLOATING, astype_if_needed, dtype_name
 from .._libraries.meshes import DeviceRing
 from .._libraries.protocols import Array, Part
-from .._programs.scores import BoundOptions
-from .._run.products import finite_shift
-from .._tiles.grid import WindowBounds
-from .._tiles.score_grid import ScoreGrid
+from .._programs import BoundOptions
+from .._run import finite_shift
+from .._tiles.grid import ScoreGrid, WindowBounds
 from .blocks import Axis, put_blocks
 from .schedule import Schedule, Walk
 from .windows import PlacedWindow, State, merge_windows, state_without_keys, window_scores, window_state

@@ -14,17 +14,16 @@ from typing import NamedTuple, TypeAlias, cast
 
 from .._libraries import namespace_of
 from .._libraries.protocols import Array, Shape
+from .._programs import BoundOptions, Scores
 from .._programs.dropout import Dropout
 from .._programs.output import attend
-from .._programs.scores import BoundOptions, Scores
 from .._programs.softmax import merge
 from .._sources import ArraySource
-from .._tiles.grid import WindowBounds
+from .._tiles import Tile, shifted
+from .._tiles.grid import ScoreGrid, WindowBounds
 from .._tiles.plan import Plan, plan_tiles
-from .._tiles.score_grid import ScoreGrid
-from .._tiles.tile import Tile, shifted
 from ..biases.algebra import PlacedTerm
-from ..masks.patterns import PlacedPattern
+from ..masks.algebra import PlacedPattern
 
 State: TypeAlias = tuple[Array, Array, Array]
 """Output (..., Hq, L, Ev), and two numbers that add up to the log-sum-exp (..., Hq, L).

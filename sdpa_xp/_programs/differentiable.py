@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import add
 
-from .._libraries.capabilities import TangentRules
+from .._libraries.base import TangentRules
 from .._libraries.protocols import Array, Namespace
-from .._run.products import NonfiniteGuard, has_key, matmul_grouped, weigh
-from .._tiles.tile import Allowed
+from .._run import NonfiniteGuard, has_key, matmul_grouped, weigh
+from .._tiles import Allowed
 
 
 def differentiable_product(

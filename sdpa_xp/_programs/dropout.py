@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from .._libraries.protocols import Array
-from .._tiles.tile import Tile
+from .._tiles import Tile
 
 
 @dataclass(frozen=True, slots=True, eq=False)

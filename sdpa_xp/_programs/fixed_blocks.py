@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from .._checks.arrays import broadcast
 from .._libraries.protocols import Array, Namespace, Shape
+from .._run import fold_groups
 from .._run.buffers import Buffer
-from .._run.products import fold_groups
 from .._tiles.tuning import KEYS_OF_A_PRODUCT as KEYS
 from .._tiles.tuning import ROWS_OF_A_PRODUCT as ROWS
 

@@ -20,18 +20,18 @@ from typing import Literal, NamedTuple, TypeAlias, cast
 
 from .._libraries import astype_if_needed, joint_access, library_of
 from .._libraries.protocols import Array, Namespace
+from .._run import is_finite, key_leading_slice, matmul_grouped, matmul_over_group
 from .._run.buffers import exp_minus, minus, times
 from .._run.executors import run_repaired
-from .._run.products import is_finite, key_leading_slice, matmul_grouped, matmul_over_group
 from .._run.program import Repairable, Results
 from .._sources import KeyValueSource
+from .._tiles import Allowed, LeadingSlice, Target, is_masked, slice_leading
+from .._tiles.grid import ScoreGrid
 from .._tiles.on_device import Questions
 from .._tiles.plan import plan_tiles
-from .._tiles.score_grid import ScoreGrid
-from .._tiles.tile import Allowed, LeadingSlice, Target, is_masked, slice_leading
 from ..biases.custom import check_answers
+from . import ComputedTile, Scores
 from .differentiable import differentiable_product
-from .scores import ComputedTile, Scores
 
 INPUTS = frozenset({"query", "key", "value"})
 GradientGuard: TypeAlias = Literal["none", "cotangent", "all"]

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from .._libraries.protocols import Array
+from .._run import key_leading_slice
 from .._run.executors import run
-from .._run.products import key_leading_slice
 from .._run.program import Program, Results
+from .._tiles import LeadingSlice, Target, slice_leading
 from .._tiles.plan import Plan
-from .._tiles.tile import LeadingSlice, Target, slice_leading
-from .scores import Scores
+from . import Scores
 from .top_keys import LargestScores, top_of_tile
 
 

@@ -15,11 +15,11 @@ from typing import NamedTuple, cast
 from .._libraries import library_of, namespace_of
 from .._libraries.protocols import Array, Namespace
 from .._sources import ArraySource, KeyValueSource
+from .._tiles import Allowed, LeadingSlice, Tile, TokenPositions, both, slice_leading
 from .._tiles.key_lists import KeyLists, Patches
 from .._tiles.plan import Plan, plan_patches
-from .._tiles.tile import Allowed, LeadingSlice, Tile, TokenPositions, both, slice_leading
-from ..masks.patterns import AllOf, ArrayPattern, Pattern
-from .scores import Scores
+from ..masks.algebra import AllOf, ArrayPattern, Pattern
+from . import Scores
 
 
 @dataclass(frozen=True, slots=True, eq=False)

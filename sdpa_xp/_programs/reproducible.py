@@ -15,14 +15,14 @@ from operator import itemgetter
 
 from .._libraries import dtype_name
 from .._libraries.protocols import Array
-from .._run.products import NonfiniteGuard, avoid_zero_sum, finite_shift, is_finite, weigh
+from .._run import NonfiniteGuard, avoid_zero_sum, finite_shift, is_finite, weigh
 from .._sources import KeyValueSource
+from .._tiles import LeadingSlice
 from .._tiles.plan import Plan, Task
-from .._tiles.tile import LeadingSlice
 from .._tiles.tuning import KEYS_OF_A_PRODUCT as KEYS
 from .._tiles.tuning import ROWS_OF_A_PRODUCT as ROWS
+from . import Scores, rows_within
 from .fixed_blocks import add_weighted
-from .scores import Scores, rows_within
 from .softmax import LEAST_SUM, RowResult, zero_sums
 
 LEAST_OUTPUT = {"float32": 2.0**-74, "float64": 2.0**-900}

@@ -20,8 +20,7 @@ from typing import NamedTuple, cast
 
 from .._libraries import dtype_name
 from .._libraries.protocols import Array, Namespace
-from .._run.buffers import CallBuffers, exp_minus, plus, times
-from .._run.products import (
+from .._run import (
     NonfiniteGuard,
     avoid_zero_sum,
     checksum,
@@ -32,12 +31,12 @@ from .._run.products import (
     sums_without_keys,
     weigh,
 )
+from .._run.buffers import CallBuffers, exp_minus, plus, times
 from .._sources import KeyValueSource
-from .._tiles import tuning
+from .._tiles import is_masked, tuning
 from .._tiles.plan import Plan
-from .._tiles.tile import is_masked
+from . import Scores, rows_within
 from .differentiable import weigh_differentiably
-from .scores import Scores, rows_within
 
 LEAST_SUM = 2.0**-32
 """Below this sum of a row with m = 0, the exponentials themselves may underflow."""

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias, cast
 
 from .._libraries.protocols import Array, Namespace
+from .._run import avoid_zero_sum, finite_shift
 from .._run.executors import joins, run
-from .._run.products import avoid_zero_sum, finite_shift
 from .._run.program import Program, Results, between_zeros
+from .._tiles import Target, Tile
 from .._tiles.plan import Plan
-from .._tiles.tile import Target, Tile
-from .scores import Scores
+from . import Scores
 from .top_keys import LargestScores, top_of_tile
 
 LEAST_DIFFERENCE = -1000.0

@@ -10,8 +10,8 @@ import math
 from typing import NamedTuple, cast
 
 from .._libraries.protocols import Array, Namespace
-from .._tiles.score_grid import ScoreGrid
-from .._tiles.tile import Tile
+from .._tiles import Tile
+from .._tiles.grid import ScoreGrid
 
 
 class LargestScores(NamedTuple):

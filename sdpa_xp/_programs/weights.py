@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass
 
 from .._libraries.protocols import Array, Dtype
+from .._run import avoid_zero_sum, finite_shift
 from .._run.executors import run
-from .._run.products import avoid_zero_sum, finite_shift
 from .._run.program import Program, Results
+from .._tiles import Allowed, Target
 from .._tiles.plan import Plan
-from .._tiles.tile import Allowed, Target
-from .scores import Scores
+from . import Scores
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from operator import add
 from typing import TypeAlias
 
 from .._libraries.protocols import Array, Namespace
+from .._tiles import RowBlock, Target
+from .._tiles.grid import ScoreGrid
 from .._tiles.plan import Plan
-from .._tiles.score_grid import ScoreGrid
-from .._tiles.tile import RowBlock, Target
 from .program import Program, between_zeros, in_pieces, joined
 
 OfBlock: TypeAlias = Callable[[RowBlock], tuple[dict[str, Array], Sequence[Array]]]

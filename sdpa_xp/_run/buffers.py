@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, cast
 
 from .._libraries.protocols import Array, InPlaceFunctions, Namespace, Shape
-from .._tiles.score_grid import ScoreGrid
+from .._tiles.grid import ScoreGrid
 
 MOST_IDLE = 64
 """Sets of buffers that are kept between calls: one for each thread of a large machine."""

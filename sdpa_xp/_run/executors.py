@@ -15,9 +15,9 @@ from itertools import product
 
 from .._libraries import computing
 from .._libraries.protocols import Array, Shape
+from .._tiles import LeadingSlice, Target
+from .._tiles.grid import ScoreGrid
 from .._tiles.plan import Plan, Task
-from .._tiles.score_grid import ScoreGrid
-from .._tiles.tile import LeadingSlice, Target
 from . import threads
 from .bands import run_in_loops
 from .buffers import call_buffers

@@ -15,9 +15,9 @@ from typing import ClassVar, NamedTuple, Protocol, Self, TypeAlias
 
 from .._libraries import astype_if_needed
 from .._libraries.protocols import Array, Dtype, Namespace, Shape
+from .._tiles import LeadingSlice, RowBlock, Target, Tile
+from .._tiles.grid import ScoreGrid
 from .._tiles.plan import Plan
-from .._tiles.score_grid import ScoreGrid
-from .._tiles.tile import LeadingSlice, RowBlock, Target, Tile
 from .buffers import CallBuffers
 
 

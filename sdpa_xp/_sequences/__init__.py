@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from .._call.prepared_call import PreparedCall, shared_by_equal_calls
+from .._call import PreparedCall, shared_by_equal_calls
 from .._libraries.protocols import Array
-from .._programs import output
-from .._programs.scores import ResultName
+from .._programs import ResultName, output
 from .._sources.quantised import factored_operands, source_of
 from .._tiles.plan import Plan, plan_widened
 

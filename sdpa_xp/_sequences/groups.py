@@ -10,24 +10,23 @@ from itertools import islice
 from typing import NamedTuple, cast
 
 from .. import _chunked
-from .._call.prepared_call import PreparedCall
+from .._call import PreparedCall
 from .._checks.arrays import LHE, swap_heads_and_length
 from .._checks.integers import Integers
 from .._libraries import computing, namespace_of
 from .._libraries.protocols import Array
+from .._programs import BoundOptions, ResultName, Scores
 from .._programs.output import attend as attend_to
-from .._programs.scores import BoundOptions, ResultName, Scores
-from .._run import threads
+from .._run import are_finite, threads
 from .._run.buffers import Buffer, CallBuffers, call_buffers
-from .._run.products import are_finite
 from .._run.program import between_zeros
 from .._sources import ArraySource, KeyValueSource, PagedSource
 from .._sources.quantised import factored_operands, source_of
+from .._tiles.grid import BatchPart, ScoreGrid
 from .._tiles.on_device import PaddedLengths
 from .._tiles.plan import Plan, takes_threads
-from .._tiles.score_grid import BatchPart, ScoreGrid
+from ..masks.algebra import AllOf
 from ..masks.lengths import KeysBefore, QueriesBefore
-from ..masks.patterns import AllOf
 from .sequences import ENTRY, LENGTHS, PAGES, POSITION, STARTS, Entries, Sequences, is_contiguous
 
 

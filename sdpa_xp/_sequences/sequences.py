@@ -13,8 +13,8 @@ from typing import NamedTuple, TypeAlias
 
 from .._libraries.protocols import Array
 from .._tiles import tuning
+from .._tiles.grid import ScoreGrid
 from .._tiles.plan import Plan, plan_pages, plan_tiles
-from .._tiles.score_grid import ScoreGrid
 from .._tiles.tuning import Work
 
 Entries: TypeAlias = tuple[int, ...]

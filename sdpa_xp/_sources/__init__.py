@@ -11,9 +11,8 @@ from typing import Any, Protocol, TypeAlias
 
 from .._libraries import astype_if_needed, library_of
 from .._libraries.protocols import Array
-from .._tiles.grid import FAR
-from .._tiles.score_grid import ScoreGrid
-from .._tiles.tile import LeadingSlice, slice_leading
+from .._tiles import LeadingSlice, slice_leading
+from .._tiles.grid import FAR, ScoreGrid
 
 FactoredSlices: TypeAlias = tuple[Callable[[range], Array], Callable[[range], Array] | None]
 """What `KeyValueSource.factored_slices` returns."""

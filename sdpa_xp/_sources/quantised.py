@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from .._checks.arrays import slice_of_axis
 from .._libraries import accumulation_dtype, astype_if_needed, dtype_name, is_traced, library_of, namespace_of
 from .._libraries.protocols import Array, Dtype
-from .._run.products import multiply_columns
-from .._tiles import tuning
-from .._tiles.score_grid import ScoreGrid
-from .._tiles.tile import LeadingSlice, slice_leading
+from .._run import multiply_columns
+from .._tiles import LeadingSlice, slice_leading, tuning
+from .._tiles.grid import ScoreGrid
 from . import ArraySource, FactoredSlices, KeyValueSource
 
 LARGEST_CODE = {8: 127, 4: 7}

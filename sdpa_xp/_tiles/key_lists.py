@@ -6,8 +6,8 @@ from typing import Any, NamedTuple, Protocol
 
 from .._libraries import library_of, namespace_of
 from .._libraries.protocols import Array, Shape
-from .score_grid import ScoreGrid
-from .tile import Allowed, both
+from . import Allowed, both
+from .grid import ScoreGrid
 
 
 class KeyLists(NamedTuple):

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from .._libraries.protocols import Dtype, Shape
 from ..errors import PACKAGE, ArgumentValueError
-from . import tuning
-from .score_grid import ScoreGrid
-from .tile import LeadingSlice
+from . import LeadingSlice, tuning
+from .grid import ScoreGrid
 
 if TYPE_CHECKING:  # few calls have patches
     from .key_lists import Patches

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from .._call.prepared_call import PreparedCall
+from .._call import PreparedCall
 from .._libraries.base import is_compiling
 from .._tiles import tuning
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
+from .._call import PreparedCall, prepare
 from .._call.options import CallOptions, arrays_of
-from .._call.prepared_call import PreparedCall, prepare
 from .._checks.arrays import HLE, broadcast
 from .._libraries import FLOATING, accumulation_dtype, dtype_name
 from .._libraries.protocols import Array

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, cast
 
+from .._call import PreparedCall, shared_by_equal_calls
 from .._call.options import CallOptions, DrawnSeed, floating_arrays
-from .._call.prepared_call import PreparedCall, shared_by_equal_calls
 from .._checks.arrays import HLE
 from .._derivatives import derive, pull_back, second_order
 from .._forward_mode import derivatives

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from .._call.prepared_call import PreparedCall
+from .._call import PreparedCall
 from .._kernels import Kernel
 from .._libraries import astype_if_needed
 from .._libraries.base import is_compiling
 from .._libraries.protocols import Array
 from .._libraries.torch.function import DifferentiableAgain, apply
-from .._programs.scores import ResultName
-from .._run.products import finite_shift
-from .._tiles.tile import is_masked
+from .._programs import ResultName
+from .._run import finite_shift
+from .._tiles import is_masked
 from ..biases.algebra import ArrayBias, as_bias
 from .operation import AttentionOperation, recorded
 

@@ -15,10 +15,9 @@ from typing import ClassVar, cast
 from .._checks.arrays import broadcast, check_plain_array
 from .._checks.score_arrays import check_operand
 from .._libraries.protocols import AnyArray, Array
-from .._tiles.grid import CallGrid
+from .._tiles import Allowed, Target, Tile, TilePlace, is_masked
+from .._tiles.grid import CallGrid, ScoreGrid
 from .._tiles.modifier import ScoreModifier
-from .._tiles.score_grid import ScoreGrid
-from .._tiles.tile import Allowed, Target, Tile, TilePlace, is_masked
 
 
 class Term(ABC):

@@ -13,8 +13,8 @@ from .._checks.integers import Integers, check_offset
 from .._checks.keywords import check_flag, check_integer, explains_keywords
 from .._checks.score_arrays import check_columns
 from .._libraries.protocols import AnyArray, Array, Namespace
+from .._tiles import Target, Tile
 from .._tiles.grid import CallGrid
-from .._tiles.tile import Target, Tile
 from ..errors import ArgumentValueError
 from .algebra import AddedByDistance, Bias, Term
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn, TypeAlias
 
+from .._checks import brief
 from .._checks.arrays import broadcast, check_floating, check_plain_array
 from .._checks.keywords import check_function, explains_keywords
-from .._checks.messages import brief
 from .._libraries import dtype_name, is_traced
 from .._libraries.protocols import AnyArray, Array
+from .._tiles import Allowed, Tile, is_masked
 from .._tiles.grid import CallGrid
-from .._tiles.tile import Allowed, Tile, is_masked
 from ..errors import ArgumentTypeError, ArgumentValueError
 from ..masks.custom import apply_caller_function, array_of_rows, check_function_result
 from .algebra import Bias, Term, as_bias, biased_zeros

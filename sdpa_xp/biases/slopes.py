@@ -13,8 +13,8 @@ from .._checks.integers import Integers, IntegersLike, check_offset
 from .._checks.keywords import check_integer, check_number, explains_keywords
 from .._checks.score_arrays import check_columns
 from .._libraries.protocols import AnyArray, Array
+from .._tiles import Allowed, Target, Tile
 from .._tiles.grid import CallGrid
-from .._tiles.tile import Allowed, Target, Tile
 from .algebra import AddedByDistance, Bias, Term
 
 

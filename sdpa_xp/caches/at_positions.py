@@ -9,12 +9,11 @@ from typing import Any, cast
 from .._call.options import CallOptions
 from .._libraries import FLOATING, dtype_name
 from .._libraries.protocols import AnyArray, Array
+from .._tiles import TokenPositions
 from .._tiles.grid import CallGrid
 from .._tiles.modifier import ScoreModifier
-from .._tiles.tile import TokenPositions
 from ..biases.algebra import Bias, PlacedTerm, Sum, Term
-from ..masks.algebra import Combined, Mask
-from ..masks.patterns import Pattern, PlacedPattern
+from ..masks.algebra import Combined, Mask, Pattern, PlacedPattern
 
 
 def options_at(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
+from .._checks import brief, cast_text, type_name
 from .._checks.arrays import (
     HLE,
     Layout,
@@ -15,7 +16,6 @@ from .._checks.arrays import (
     check_one_library,
 )
 from .._checks.keywords import check_choice, check_layout
-from .._checks.messages import brief, cast_text, type_name
 from .._display import array_facts
 from .._libraries import computing, dtype_name, has_override, is_array, library_of, namespace_of
 from .._libraries.protocols import AnyArray, Array, Shape

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any, Literal, Self, TypeVar, Unpack, cast
 
 from .._attention import compute_output, compute_state
+from .._call import prepare
 from .._call.options import CallOptions, Keywords, StatisticsKeywords, takes_options
-from .._call.prepared_call import prepare
 from .._checks.arrays import Layout, check_one_kind, check_plain_array, headed
 from .._checks.integers import IntegersLike
 from .._checks.keywords import LARGEST_INTEGER, check_flag, check_integer, check_lse_base, explains_keywords

@@ -7,8 +7,8 @@ from functools import partial
 from itertools import chain, repeat
 from typing import Any, Literal, Self, TypeVar, Unpack, cast
 
+from .._call import PreparedCall, prepare
 from .._call.options import CallOptions, Keywords, StatisticsKeywords, takes_options
-from .._call.prepared_call import PreparedCall, prepare
 from .._checks import integers
 from .._checks.arrays import Layout, check_appended, check_axes, check_one_kind, check_plain_array
 from .._checks.keywords import check_integer, check_lse_base, explains_keywords

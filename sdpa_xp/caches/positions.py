@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias, cast
 
-from .._checks import integers
+from .._checks import brief, integers
 from .._checks.arrays import broadcast, check_one_device, check_one_library
-from .._checks.messages import brief
 from .._checks.score_arrays import THE_BATCH, check_broadcasts
 from .._libraries import computing, is_array, library_of, namespace_of
 from .._libraries.protocols import Array, Shape

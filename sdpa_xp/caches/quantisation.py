@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from .._checks import Immutable
 from .._checks.arrays import check_known, check_one_device, check_one_kind, check_one_library
 from .._checks.keywords import check_keys
-from .._checks.messages import Immutable
 from .._libraries import FLOATING, accumulation_dtype, astype_if_needed, computing, dtype_name, namespace_of
 from .._libraries.protocols import AnyArray, Array, Dtype, Namespace, Shape
 from .._libraries.trees import Tree

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
-from .._checks import integers
+from .._checks import brief, integers
 from .._checks.keywords import LARGEST_INTEGER, check_integer
-from .._checks.messages import brief
 from .._libraries import is_number, with_axes
 from .._libraries.protocols import Array
 from ..errors import ArgumentValueError

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
+from .._checks import type_name
 from .._checks.arrays import slice_of_axis
-from .._checks.messages import type_name
 from .._libraries import computing, library_of, namespace_of
 from .._libraries.protocols import Array
 from ..errors import ArgumentTypeError, ArgumentValueError

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from .._attention import scaled_dot_product_attention
-from .._checks.messages import type_name
+from .._checks import type_name
 from .._weights import attention_weights
 from ..errors import ArgumentTypeError, ArgumentValueError, Message
 from ._transformers_masks import EVERY_PAIR, MaskTensor, create_mask

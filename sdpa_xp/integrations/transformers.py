@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._checks.messages import install_hint
+from .._checks import install_hint
 from ..errors import Message
 
 __all__ = ["register", "uses_sdpa_xp"]

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, TypeVar, Unpack, cast
 from .._attention import attention_state, scaled_dot_product_attention
 from .._call.options import Keywords
 from .._call.reproducible import check_layer
+from .._checks import brief
 from .._checks.arrays import HLE, LHE, check_one_kind, check_plain_array, swap_heads_and_length
 from .._checks.keywords import check_choice, check_number, explains_keywords, refuse_unknown_keywords
-from .._checks.messages import brief
 from .._libraries import accumulation_dtype, computing, dtype_name, is_array, namespace_of
 from .._libraries.protocols import AnyArray, Array
 from .._states import AttentionState

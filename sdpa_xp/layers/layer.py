@@ -8,8 +8,8 @@ from dataclasses import fields, replace
 from html import escape
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from .._checks import Immutable, call_of, shown
 from .._checks.keywords import check_keys, explains_keywords
-from .._checks.messages import Immutable, call_of, shown
 from .._display import nested
 from .._libraries import FLOATING, computing, dtype_name, is_array, is_number, library_of, namespace_name
 from .._libraries.base import CUDA

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar, cast
 
+from .._checks import nearest_hint, shown
 from .._checks.arrays import check_axes, check_one_kind
 from .._checks.keywords import check_flag, check_integer, check_keys, explains_keywords
-from .._checks.messages import nearest_hint, shown
 from .._libraries import (
     accumulation_dtype,
     array_signatures,

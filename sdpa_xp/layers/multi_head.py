@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar, cast
 
+from .._checks import shown
 from .._checks.keywords import check_integer, explains_keywords
-from .._checks.messages import shown
 from .._libraries import is_array, is_number
 from .._libraries.protocols import AnyArray, Rng
 from ..errors import ArgumentTypeError, ArgumentValueError

@@ -7,10 +7,9 @@ from typing import Literal
 
 from .._checks.integers import Integers, IntegersLike, check_offset
 from .._checks.keywords import check_integer, explains_keywords
+from .._tiles import Allowed, Tile, both
 from .._tiles.grid import CallGrid
-from .._tiles.tile import Allowed, Tile, both
-from .algebra import FormulaMask, Mask
-from .patterns import FormulaPattern, Pattern
+from .algebra import FormulaMask, FormulaPattern, Mask, Pattern
 
 
 @explains_keywords

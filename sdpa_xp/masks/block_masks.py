@@ -7,17 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from .._checks import shown
 from .._checks.integers import as_lists, exceeds
 from .._checks.keywords import check_block_size, explains_keywords
-from .._checks.messages import shown
 from .._checks.score_arrays import THE_BATCH, check_broadcasts
 from .._libraries import is_array
 from .._libraries.protocols import AnyArray, Array, Shape
+from .._tiles import Allowed, Tile
 from .._tiles.grid import CallGrid
-from .._tiles.tile import Allowed, Tile
 from ..errors import ArgumentTypeError, ArgumentValueError
-from .algebra import Mask
-from .patterns import FormulaPattern, Pattern
+from .algebra import FormulaPattern, Mask, Pattern
 from .tables import joined, nested_shape, rows_of_tables, with_rows
 
 Row = tuple[bool, ...]

@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from .._checks import brief, shown
 from .._checks.arrays import broadcast, check_plain_array
 from .._checks.integers import frozen
 from .._checks.keywords import check_function, explains_keywords
-from .._checks.messages import brief, shown
 from .._checks.score_arrays import check_boolean
 from .._libraries import computing, dtype_name, is_array, namespace_of, numpy_array
 from .._libraries.protocols import AnyArray, Array, Namespace, Shape
+from .._tiles import Allowed, Tile, collapse_uniform
+from .._tiles.grid import grid_of
 from .._tiles.modifier import ScoreModifier
-from .._tiles.score_grid import grid_of
-from .._tiles.tile import Allowed, Tile, collapse_uniform
 from ..errors import ArgumentTypeError, ArgumentValueError, Message, message_of
 from .algebra import ArrayMask, FormulaMask, Mask
 

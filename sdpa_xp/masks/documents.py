@@ -9,11 +9,10 @@ from .._checks.integers import frozen_integers
 from .._checks.keywords import explains_keywords
 from .._libraries import astype_if_needed, dtype_name
 from .._libraries.protocols import AnyArray, Array
+from .._tiles import Allowed, Tile
 from .._tiles.grid import CallGrid
 from .._tiles.on_device import BlockBounds, bounds_of_list
-from .._tiles.tile import Allowed, Tile
-from .algebra import Mask
-from .patterns import FormulaPattern, Pattern
+from .algebra import FormulaPattern, Mask, Pattern
 
 
 @explains_keywords

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 
 from .._checks.integers import Integers, IntegersLike, frozen_integers
 from .._checks.keywords import explains_keywords
+from .._tiles import Allowed, Tile
 from .._tiles.grid import CallGrid
-from .._tiles.tile import Allowed, Tile
-from .algebra import Mask
-from .patterns import AllOf, FormulaPattern, Pattern
+from .algebra import AllOf, FormulaPattern, Mask, Pattern
 
 
 @explains_keywords

@@ -7,23 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
+from .._checks import shown
 from .._checks.integers import check_ids, frozen_integers, is_integral
 from .._checks.keywords import LARGEST_INTEGER, check_block_size, explains_keywords
-from .._checks.messages import shown
 from .._checks.score_arrays import THE_BATCH, check_broadcasts
 from .._libraries import astype_if_needed, dtype_name, has_override, is_array, library_of, namespace_of
 from .._libraries.protocols import AnyArray, Array, Shape
-from .._tiles import tuning
-from .._tiles.grid import CallGrid
+from .._tiles import Allowed, Tile, collapse_uniform, either, tuning
+from .._tiles.grid import CallGrid, ScoreGrid
 from .._tiles.key_lists import KeyLists
 from .._tiles.modifier import leaves
-from .._tiles.score_grid import ScoreGrid
-from .._tiles.tile import Allowed, Tile, collapse_uniform, either
 from ..errors import ArgumentTypeError, ArgumentValueError
-from .algebra import Mask
+from .algebra import AllOf, Joined, Mask, NoneOf, Pattern
 from .bands import Band, Chunked, Dilated
 from .lengths import KeysBefore
-from .patterns import AllOf, Joined, NoneOf, Pattern
 from .tables import rows_of_tables
 
 

@@ -10,15 +10,12 @@ from typing import Literal, TypeVar, cast
 from .._checks.integers import as_lists, exceeds
 from .._checks.keywords import check_choice, check_flag, check_integer, explains_keywords
 from .._libraries.protocols import Array, Namespace
-from .._tiles import tuning
-from .._tiles.grid import CallGrid
+from .._tiles import Allowed, Tile, both, either, tuning
+from .._tiles.grid import CallGrid, ScoreGrid
 from .._tiles.key_lists import Patches
-from .._tiles.score_grid import ScoreGrid
-from .._tiles.tile import Allowed, Tile, both, either
 from ..errors import ArgumentTypeError, ArgumentValueError
-from .algebra import Mask
+from .algebra import FormulaPattern, Mask, Pattern
 from .patches import CutAxis, cut_space
-from .patterns import FormulaPattern, Pattern
 
 T = TypeVar("T")
 NAME = "neighbourhood"

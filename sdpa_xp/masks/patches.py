@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .._libraries.protocols import Array, Namespace
+from .._tiles.grid import ScoreGrid
 from .._tiles.key_lists import KeyLists
-from .._tiles.score_grid import ScoreGrid
 from .._tiles.tuning import PatchSize
-from .patterns import Pattern
+from .algebra import Pattern
 
 
 class CutAxis(NamedTuple):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from .._checks.messages import shown
+from .._checks import shown
 from .._libraries.protocols import Array, Shape
-from .._tiles.tile import Tile
+from .._tiles import Tile
 from ..errors import ArgumentValueError
 
 T = TypeVar("T")

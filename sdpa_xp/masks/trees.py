@@ -7,15 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from .._checks import shown
 from .._checks.integers import Integers, IntegersLike, as_lists, check_offset
 from .._checks.keywords import check_integer, explains_keywords
-from .._checks.messages import shown
 from .._libraries.protocols import AnyArray, Array, Shape
+from .._tiles import Allowed, Tile
 from .._tiles.grid import CallGrid
-from .._tiles.tile import Allowed, Tile
 from ..errors import ArgumentTypeError, ArgumentValueError
-from .algebra import Mask
-from .patterns import FormulaPattern, Pattern
+from .algebra import FormulaPattern, Mask, Pattern
 from .tables import joined, nested_shape, rows_of_tables, with_rows
 
 

@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .._checks import shown
 from .._checks.arrays import check_floating, check_plain_array
 from .._checks.integers import check_some_integers
 from .._checks.keywords import check_integer
-from .._checks.messages import shown
 from .._explanation import explain
 from .._libraries import dtype_name, library_of, namespace_of, numpy_array
 from .._libraries.protocols import Array, NumPyGenerator

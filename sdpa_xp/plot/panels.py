@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
+from .._checks import install_hint
 from .._checks.keywords import check_choice
-from .._checks.messages import install_hint
 from ..errors import Message
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import cast
 
+from .._checks import brief
 from .._checks.arrays import check_one_kind
 from .._checks.integers import check_integers
 from .._checks.keywords import check_flag, check_instance, explains_keywords
-from .._checks.messages import brief
 from .._checks.score_arrays import THE_BATCH, check_broadcasts
 from .._libraries import namespace_of
 from .._libraries.protocols import AnyArray, Array

@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from .._checks import Immutable
 from .._checks.keywords import check_flag, check_integer, check_number, explains_keywords
-from .._checks.messages import Immutable
 from .._libraries.trees import Tree
 from ..errors import ArgumentValueError
 

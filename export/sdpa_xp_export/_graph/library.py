@@ -9,8 +9,7 @@ from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
-from sdpa_xp._libraries.base import Library
-from sdpa_xp._libraries.capabilities import Generators
+from sdpa_xp._libraries.base import Generators, Library
 from sdpa_xp._libraries.jets import Jet
 from sdpa_xp.errors import ArgumentValueError
 

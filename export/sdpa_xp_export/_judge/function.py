@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sdpa_xp._checks.messages import nearest_hint
+from sdpa_xp._checks import nearest_hint
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 from .._backends import LIBRARIES, Backend, find_backends

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sdpa_xp._checks.messages import Immutable
+from sdpa_xp._checks import Immutable
 from sdpa_xp._display import folded, table
 
 WIDTH = 100

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from sdpa_xp import KVCache
+from sdpa_xp._checks import shown, type_name
 from sdpa_xp._checks.arrays import check_one_device, check_one_library, check_plain_array
-from sdpa_xp._checks.messages import shown, type_name
 from sdpa_xp._libraries import dtype_name, has_standard_name, is_array, library_of
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from sdpa_xp._checks.messages import nearest_hint
+from sdpa_xp._checks import nearest_hint
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 from .._files.model import Metadata

@@ -20,7 +20,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from sdpa_xp._checks.messages import install_hint, nearest_hint
+from sdpa_xp._checks import install_hint, nearest_hint
 from sdpa_xp._libraries import dtype_name, library_of
 from sdpa_xp.errors import ArgumentValueError, Message
 

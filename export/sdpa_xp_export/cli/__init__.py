@@ -20,7 +20,7 @@ import sys
 from typing import Any
 
 from sdpa_xp import __version__
-from sdpa_xp._checks.messages import install_hint
+from sdpa_xp._checks import install_hint
 
 from .._interrupts import INTERRUPTED, raise_again
 from .._runtime.limits import ModelFailedError

@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 from rich.text import Text
 
-from sdpa_xp._checks.messages import install_hint
+from sdpa_xp._checks import install_hint
 
 from .. import _backends as backends
 from .._demo import encoder

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sdpa_xp._checks.messages import nearest_hint
+from sdpa_xp._checks import nearest_hint
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message, renamed
 
 from .._call.call import OPTIONS, OptionKind

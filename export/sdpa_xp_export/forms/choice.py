@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import product
 from typing import Literal, TypeAlias, get_args
 
-from sdpa_xp._checks.messages import nearest_hint
+from sdpa_xp._checks import nearest_hint
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 from .._call.call import ExportCall, FormName

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from sdpa_xp._checks.integers import Integers
 from sdpa_xp._checks.keywords import LARGEST_INTEGER
-from sdpa_xp.masks.patterns import AllOf
+from sdpa_xp.masks.algebra import AllOf
 
 from .. import _arrays as xp
 from .._arrays import ops

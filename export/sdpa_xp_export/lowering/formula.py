@@ -19,14 +19,14 @@ from sdpa_xp._checks.integers import Integers
 from sdpa_xp._checks.keywords import LARGEST_INTEGER
 from sdpa_xp._checks.score_arrays import check_broadcasts
 from sdpa_xp._libraries.protocols import TRACED
-from sdpa_xp._programs.scores import BoundOptions
+from sdpa_xp._programs import BoundOptions
+from sdpa_xp._tiles import Tile, both
 from sdpa_xp._tiles.grid import FAR, CallGrid, FirstPosition
-from sdpa_xp._tiles.tile import Tile, both
 from sdpa_xp.biases import Bias
 from sdpa_xp.biases.algebra import Sum
 from sdpa_xp.errors import ArgumentTypeError, message_of, summary
 from sdpa_xp.masks import Mask
-from sdpa_xp.masks.patterns import AllOf
+from sdpa_xp.masks.algebra import AllOf
 
 from .. import _arrays as xp
 from .._arrays import ops

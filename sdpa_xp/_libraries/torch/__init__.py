@@ -10,8 +10,7 @@ from typing import Any, TypeVar, cast
 
 import array_api_compat as compat
 
-from ..base import Library, at_addresses, has_repeats, is_compiling
-from ..capabilities import Compute, Generators, Tangent
+from ..base import Compute, Generators, Library, Tangent, at_addresses, has_repeats, is_compiling
 from ..protocols import Access, Array, Device, Namespace
 
 A = TypeVar("A")

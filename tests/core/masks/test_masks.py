@@ -14,8 +14,7 @@ from libraries import Library
 from places import ancestors, neighbours
 
 from sdpa_xp import attention_weights, masks, scaled_dot_product_attention
-from sdpa_xp.masks.algebra import Mask
-from sdpa_xp.masks.patterns import Pattern
+from sdpa_xp.masks.algebra import Mask, Pattern
 
 F = np.float32
 PAIRS = (2, 4, 7, 11)  # B, Hq, L, S

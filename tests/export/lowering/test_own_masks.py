@@ -16,7 +16,7 @@ from sdpa_xp import KVCache, biases, masks, scaled_dot_product_attention
 from sdpa_xp.biases import Bias
 from sdpa_xp.biases.algebra import Term
 from sdpa_xp.masks import Mask
-from sdpa_xp.masks.patterns import Pattern
+from sdpa_xp.masks.algebra import Pattern
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx, verify
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
