@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, Unpack, cast
 
@@ -9,7 +10,6 @@ from ._call import PreparedCall, prepare, shared_by_equal_calls
 from ._call.options import AttentionOptions, CallOptions, takes_options
 from ._checks.arrays import Layout
 from ._checks.keywords import Implementation, check_lse_base, explains_keywords, refuse_missing_kernel
-from ._kernels import BY_NAME, KERNELS, Kernel
 from ._libraries import overridden
 from ._libraries.protocols import AnyArray, Array, Dtype, Rng
 from ._programs import OneTile, ResultName, one_tile
@@ -17,7 +17,8 @@ from ._sources import ArraySource
 from .biases import Bias
 from .masks import Mask
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # few calls have a kernel or a state
+    from ._kernels import Kernel, NativeKernel
     from ._states import AttentionState
 
 A = TypeVar("A", bound=AnyArray)
@@ -206,6 +207,37 @@ def compute_state(
         return cast("AttentionState[A]", result)
     call = prepare(function, inputs, options, queries_at_end=queries_at_end)
     return returned_state(call, partial(_computed, call, None), base)
+
+
+def _torch(call: PreparedCall) -> NativeKernel:
+    from ._kernels import torch, torch_traced
+
+    return torch_traced if call.grid.access.is_traced else torch
+
+
+def _jax(_call: PreparedCall) -> NativeKernel:
+    from ._kernels import jax
+
+    return jax
+
+
+def _mlx(_call: PreparedCall) -> NativeKernel:
+    from ._kernels import mlx
+
+    return mlx
+
+
+def _torch_on_numpy() -> Kernel:
+    from ._kernels import torch_on_numpy
+
+    return torch_on_numpy
+
+
+KERNELS: dict[str, Callable[[PreparedCall], NativeKernel]] = {"jax": _jax, "mlx": _mlx, "torch": _torch}
+"""The kernel of a call, by the name of the library whose arrays it takes."""
+BY_NAME: dict[str, Callable[[], Kernel]] = {"torch": _torch_on_numpy}
+"""By the value of `implementation` that asks for them. They are no defaults: no result may depend on whether
+another library is installed."""
 
 
 class KernelChoice(NamedTuple):

@@ -116,7 +116,7 @@ PLACES = {
     "JudgedFunction": "sdpa_xp_export._judge.function:JudgedFunction",
     "judge_semantics": "sdpa_xp_export._judge.semantics",
     "judge_together": "rounding_rule:judge_together",
-    "kernels": "sdpa_xp._kernels",
+    "kernels": "sdpa_xp._attention",
     "kind_of_jets": "sdpa_xp._libraries.jet_library:kind_of_jets",
     "LARGE": "sdpa_xp_export._verify.inputs:LARGE",
     "LARGEST_GOLDEN": "sdpa_xp_export._verify.files:LARGEST",

@@ -1,13 +1,12 @@
 """Vendors' fused kernels, one file each.
 
-To add a kernel, add a file with the functions of `NativeKernel`, and a line to `KERNELS`. A kernel that
-takes arrays of another library has the functions of `Kernel`, and a line in `BY_NAME`. A file is loaded by the
-first call that asks for its kernel.
+To add a kernel, add a file with the functions of `NativeKernel`, and a line to `KERNELS` of `_attention.py`. A
+kernel that takes arrays of another library has the functions of `Kernel`, and a line in `BY_NAME`. A file is
+loaded by the first call that asks for its kernel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 from .._call import PreparedCall
@@ -32,34 +31,3 @@ class NativeKernel(Kernel, Protocol):
 
     def not_default_reason(self, call: PreparedCall, /) -> str | None:
         """Return why the kernel is only used if the call asks for it, or None if it is a default."""
-
-
-def _torch(call: PreparedCall) -> NativeKernel:
-    from . import torch, torch_traced
-
-    return torch_traced if call.grid.access.is_traced else torch
-
-
-def _jax(_call: PreparedCall) -> NativeKernel:
-    from . import jax
-
-    return jax
-
-
-def _mlx(_call: PreparedCall) -> NativeKernel:
-    from . import mlx
-
-    return mlx
-
-
-def _torch_on_numpy() -> Kernel:
-    from . import torch_on_numpy
-
-    return torch_on_numpy
-
-
-KERNELS: dict[str, Callable[[PreparedCall], NativeKernel]] = {"jax": _jax, "mlx": _mlx, "torch": _torch}
-"""The kernel of a call, by the name of the library whose arrays it takes."""
-BY_NAME: dict[str, Callable[[], Kernel]] = {"torch": _torch_on_numpy}
-"""By the value of `implementation` that asks for them. They are no defaults: no result may depend on whether
-another library is installed."""
