@@ -9,8 +9,8 @@ from typing import TypeVar
 from ._attention import compute_output
 from ._call.options import CallOptions
 from ._checks.arrays import LHE
-from ._checks.integers import IntegersLike, frozen
 from ._checks.keywords import Implementation, check_flag, check_integer, explains_keywords
+from ._checks.score_arrays import IntegersLike, frozen
 from ._libraries.protocols import AnyArray
 from .biases import Bias
 from .errors import ArgumentValueError

@@ -7,8 +7,8 @@ def attend(query: A, key: Array, value: Array, *, layout: Layout = "...HLE") -> 
 """
 
 from ._checks.arrays import Layout
-from ._checks.integers import IntegersLike
 from ._checks.keywords import Implementation
+from ._checks.score_arrays import IntegersLike
 from ._gradients import Pullback
 from ._libraries.protocols import AnyArray as Array
 from ._libraries.protocols import Dtype, Rng

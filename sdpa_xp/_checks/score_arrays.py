@@ -1,15 +1,21 @@
-"""Checks of the arrays that meet the scores: masks, biases, and a scale or a position for each row."""
+"""Checks of what meets the scores: arrays of masks and biases, and integers for each batch entry or token."""
 
 from __future__ import annotations
 
+import math
+import numbers
 import sys
 import warnings
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from .._libraries import dtype_name, is_array, library_of, namespace_of
-from .._libraries.protocols import Array, Dtype, Shape
+from .._libraries import dtype_name, has_override, is_array, library_of, namespace_of
+from .._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Shape
 from ..errors import PACKAGE, ArgumentTypeError, ArgumentValueError, Message
 from . import cast_text, hint_for_name, shown
 from .arrays import broadcast, check_floating, check_known
+from .keywords import LARGEST_INTEGER, check_choice, check_integer
 
 ONE_A_ROW = "(..., Hq, L, 1)"
 THE_BATCH = "the batch (...)"
@@ -165,3 +171,153 @@ def _boolean_hint(name: str, array: Array) -> str:
     if not dtype_name(array.dtype).startswith(("int", "uint")):
         return ""
     return f"An integer mask is ambiguous: pass `{name} != 0` if 1 means may attend, `== 0` if 0 does."
+
+
+IntegersLike: TypeAlias = int | Sequence[int] | AnyArray
+"""One integer or several; an array has an integer dtype."""
+
+
+class NumberStore(Protocol):
+    """How numbers get to a device, and back: the grid of a call."""
+
+    def put(self, numbers: Sequence[float], dtype: Dtype) -> Array:
+        """Return a list of numbers as an array."""
+
+    def bounds(self, integers: Array) -> Sequence[int] | None:
+        """Return the least and the most of an array; None if they are not known yet."""
+
+
+class Integers(NamedTuple):
+    """Integers with their smallest and largest value, which are infinite if the values cannot be read."""
+
+    values: int | Array
+    least: float
+    most: float
+
+    def with_values(self, values: Any) -> Integers:
+        """Return other integers with their least and most, so that tiles are skipped."""
+        if not is_array(values):
+            return self._replace(values=values)
+        return Integers(values, *(library_of(values).bounds(values) or (-math.inf, math.inf)))
+
+    def plus(self, number: int) -> Integers:
+        """Return the integers with `number` added to each."""
+        return Integers(self.values + number, self.least + number, self.most + number)
+
+
+def check_integers(
+    function: str,
+    name: str,
+    value: object,
+    xp: Namespace,
+    device: Device,
+    *,
+    traced: bool = False,
+    least: int = -LARGEST_INTEGER,
+    store: NumberStore | None = None,
+) -> Integers:
+    """Return `value` as int32. If its values can be read, check that each is at least `least`.
+
+    With `traced` they count as values that cannot be read.
+    """
+    if isinstance(value, list | tuple):
+        checked = [check_integer(function, f"{name}[{index}]", item, least) for index, item in enumerate(value)]
+        put = partial(xp.asarray, device=device) if store is None else store.put
+        array = put(checked, dtype=xp.int32)
+        return Integers(array, min(checked or [0]), max(checked or [0]))  # torch.compile traces no `default`
+    if not is_array(value):
+        number = check_integer(function, name, value, least)
+        return Integers(number, number, number)
+    is_uint64 = dtype_name(value.dtype) == "uint64"
+    value = _signed(function, name, value)
+    bounds_of = library_of(value).bounds if store is None else store.bounds
+    bounds = None if traced else bounds_of(value)
+    smallest, largest = -math.inf, math.inf
+    if bounds is not None:
+        smallest, largest = bounds
+        # A uint64 beyond int64 wraps around to a negative number: the message shows what was passed.
+        for number in (smallest + 2**64 if is_uint64 and smallest < 0 else smallest, largest):
+            check_integer(function, name, number, least)
+    # Only now: a number beyond int32 would wrap around and pass the checks.
+    return Integers(xp.astype(value, xp.int32, copy=False), smallest, largest)
+
+
+def check_within(function: str, name: str, lengths: Integers, limit: int, letter: str) -> None:
+    """Check that no length exceeds its axis, if both can be read. A graph has axes that only a run knows."""
+    if isinstance(limit, int) and limit < lengths.most < math.inf:
+        rule = f"`{name}` must be at most {letter}"
+        raise ArgumentValueError(function, rule, {name: int(lengths.most), letter: limit})
+
+
+def check_ids(
+    function: str, name: str, value: object, xp: Namespace, device: Device, store: NumberStore | None = None
+) -> Array:
+    """Return integers that are only compared; an array keeps its width, and so its values."""
+    if is_array(value):
+        return _signed(function, name, value)
+    values = check_integers(function, name, value, xp, device, store=store).values
+    return xp.asarray(values, dtype=xp.int32, device=device) if isinstance(values, int) else values
+
+
+def check_one_each(function: str, name: str, shape: Shape, target: Shape, letter: str, hint: str = "") -> None:
+    """Check that `shape` has the last axis of `target`, and that its other axes broadcast to `target`."""
+    check_known(function, name, shape)
+    if not shape or shape[-1] != target[-1] or broadcast(shape, target) != target:
+        rule = f"`{name}` must have one integer for each token, (..., {letter})"
+        got = {f"{name}.shape": shape, f"(..., {letter})": target}
+        raise ArgumentValueError(function, rule, got, hint)
+
+
+def is_integral(array: AnyArray) -> bool:
+    return dtype_name(array.dtype).startswith(("int", "uint"))
+
+
+def _signed(function: str, name: str, array: Array) -> Array:
+    """Return integers in a signed dtype, because libraries lack functions for unsigned dtypes.
+
+    64-bit numbers that do not fit wrap around to negative numbers, which stay distinct.
+    """
+    if not is_integral(array):
+        raise ArgumentTypeError(function, f"`{name}` must hold integers", {f"{name}.dtype": array.dtype})
+    library = library_of(array)
+    array = library.base_form(array)
+    if not dtype_name(array.dtype).startswith("uint"):
+        return array
+    xp = library.namespace(array)
+    has_int64 = library.has_dtype(function, xp, library.device(array), "int64")
+    dtype = getattr(xp, "int64" if has_int64 else "int32", None)
+    if dtype is None:
+        rule = f"`{name}` must hold signed integers, because its library has no int64 to convert them to"
+        hint = "Pass signed integers, such as int32."
+        raise ArgumentTypeError(function, rule, {f"{name}.dtype": array.dtype}, hint)
+    return xp.astype(array, dtype)
+
+
+def frozen(value: Any) -> Any:
+    """Return a list as a tuple, an array as a copy and a NumPy integer as an int: their owner is immutable."""
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return int(value)
+    if is_array(value) and not has_override(value):  # a spec of the exporter holds no elements
+        return library_of(value).frozen(value)
+    return tuple(value) if isinstance(value, list | range) else value
+
+
+def frozen_integers(function: str, **values: Any) -> list[Any]:
+    """Return integers as `frozen` does. Flags are refused where they are written; a call checks the rest."""
+    for name, value in values.items():
+        items = value if isinstance(value, list | tuple) else [value]
+        kinds = {type(item).__name__ for item in items}
+        if hasattr(value, "__getitem__"):  # a spec of the exporter has no elements
+            kinds |= {str(getattr(value, "dtype", ""))}
+        if any("bool" in kind for kind in kinds):  # Python's, NumPy's, and the dtypes of all libraries
+            rule = f"`{name}` must be an integer, or integers, but not booleans"
+            raise ArgumentTypeError(function, rule, {name: shown(value)})
+    return [*map(frozen, values.values())]
+
+
+def check_offset(function: str, value: Any, otherwise: str = "integers, one per batch entry") -> Any:
+    """Return an offset as `frozen` does; check the name of an alignment. Integers are checked by a call."""
+    if isinstance(value, str):
+        hint = "That is 'lower_right' here." if "right" in value.lower() else ""
+        check_choice(function, "offset", value, ("lower_right",), otherwise, hint)
+    return frozen_integers(function, offset=value)[0]

@@ -12,7 +12,7 @@ from typing import NamedTuple, cast
 from .. import _chunked
 from .._call import PreparedCall
 from .._checks.arrays import LHE, swap_heads_and_length
-from .._checks.integers import Integers
+from .._checks.score_arrays import Integers
 from .._libraries import computing, namespace_of
 from .._libraries.protocols import Array
 from .._programs import BoundOptions, ResultName, Scores

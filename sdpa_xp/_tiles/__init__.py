@@ -15,7 +15,7 @@ import math
 from dataclasses import replace
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
-from .._checks.integers import Integers
+from .._checks.score_arrays import Integers
 from .._libraries import library_of, namespace_of
 from .._libraries.protocols import Array, Dtype, Shape
 from .grid import AT_FIRST_KEY, ScoreGrid, WindowBounds

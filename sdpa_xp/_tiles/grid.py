@@ -12,9 +12,19 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, cast
 
 from .._checks.arrays import check_floating, check_one_device, check_one_library
-from .._checks.integers import Integers, check_ids, check_integers, check_one_each, check_within, is_integral
 from .._checks.keywords import LARGEST_INTEGER, check_integer
-from .._checks.score_arrays import THE_BATCH, check_added_dtype, check_broadcasts, check_broadcasts_to_sequences
+from .._checks.score_arrays import (
+    THE_BATCH,
+    Integers,
+    check_added_dtype,
+    check_broadcasts,
+    check_broadcasts_to_sequences,
+    check_ids,
+    check_integers,
+    check_one_each,
+    check_within,
+    is_integral,
+)
 from .._libraries import (
     access_of,
     are_consecutive,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from .._checks import Immutable, call_of
-from .._checks.integers import Integers
+from .._checks.score_arrays import Integers
 from .._libraries import is_array
 from .._libraries.trees import Tree
 from ..errors import PACKAGE

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
-from .._checks.integers import Integers
+from .._checks.score_arrays import Integers
 from .._libraries import astype_if_needed, dtype_name
 from .._libraries.base import Library
 from .._libraries.protocols import Array, Device, Dtype, Namespace

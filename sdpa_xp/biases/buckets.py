@@ -9,9 +9,8 @@ from itertools import pairwise
 from typing import Any, ClassVar, Literal, cast
 
 from .._checks.arrays import check_floating, check_known, check_plain_array
-from .._checks.integers import Integers, check_offset
 from .._checks.keywords import check_flag, check_integer, explains_keywords
-from .._checks.score_arrays import check_columns
+from .._checks.score_arrays import Integers, check_columns, check_offset
 from .._libraries.protocols import AnyArray, Array, Namespace
 from .._tiles import Target, Tile
 from .._tiles.grid import CallGrid

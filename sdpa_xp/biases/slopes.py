@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from .._checks.arrays import check_floating, check_plain_array
-from .._checks.integers import Integers, IntegersLike, check_offset
 from .._checks.keywords import check_integer, check_number, explains_keywords
-from .._checks.score_arrays import check_columns
+from .._checks.score_arrays import Integers, IntegersLike, check_columns, check_offset
 from .._libraries.protocols import AnyArray, Array
 from .._tiles import Allowed, Target, Tile
 from .._tiles.grid import CallGrid

@@ -11,8 +11,8 @@ from .._attention import compute_output, compute_state
 from .._call import prepare
 from .._call.options import CallOptions, Keywords, StatisticsKeywords, takes_options
 from .._checks.arrays import Layout, check_one_kind, check_plain_array, headed
-from .._checks.integers import IntegersLike
 from .._checks.keywords import LARGEST_INTEGER, check_flag, check_integer, check_lse_base, explains_keywords
+from .._checks.score_arrays import IntegersLike
 from .._display import table
 from .._libraries import dtype_name, has_override, is_array, library_of, namespace_of
 from .._libraries.protocols import AnyArray, Array, Dtype, Shape

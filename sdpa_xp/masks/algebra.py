@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
 from .._checks.arrays import check_plain_array
-from .._checks.integers import frozen
-from .._checks.score_arrays import check_boolean, check_operand
+from .._checks.score_arrays import check_boolean, check_operand, frozen
 from .._libraries import is_array, library_of
 from .._libraries.protocols import AnyArray, Array
 from .._tiles import Allowed, Tile, TilePlace, both, collapse_uniform, either

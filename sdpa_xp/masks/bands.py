@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from .._checks.integers import Integers, IntegersLike, check_offset
 from .._checks.keywords import check_integer, explains_keywords
+from .._checks.score_arrays import Integers, IntegersLike, check_offset
 from .._tiles import Allowed, Tile, both
 from .._tiles.grid import CallGrid
 from .algebra import FormulaMask, FormulaPattern, Mask, Pattern

@@ -8,9 +8,8 @@ from typing import Any, TypeAlias
 
 from .._checks import brief, shown
 from .._checks.arrays import broadcast, check_plain_array
-from .._checks.integers import frozen
 from .._checks.keywords import check_function, explains_keywords
-from .._checks.score_arrays import check_boolean
+from .._checks.score_arrays import check_boolean, frozen
 from .._libraries import computing, dtype_name, is_array, namespace_of, numpy_array
 from .._libraries.protocols import AnyArray, Array, Namespace, Shape
 from .._tiles import Allowed, Tile, collapse_uniform

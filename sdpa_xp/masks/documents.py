@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .._checks.integers import frozen_integers
 from .._checks.keywords import explains_keywords
+from .._checks.score_arrays import frozen_integers
 from .._libraries import astype_if_needed, dtype_name
 from .._libraries.protocols import AnyArray, Array
 from .._tiles import Allowed, Tile

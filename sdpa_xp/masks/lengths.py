@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .._checks.integers import Integers, IntegersLike, frozen_integers
 from .._checks.keywords import explains_keywords
+from .._checks.score_arrays import Integers, IntegersLike, frozen_integers
 from .._tiles import Allowed, Tile
 from .._tiles.grid import CallGrid
 from .algebra import AllOf, FormulaPattern, Mask, Pattern

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
 from .._checks import shown
-from .._checks.integers import check_ids, frozen_integers, is_integral
 from .._checks.keywords import LARGEST_INTEGER, check_block_size, explains_keywords
-from .._checks.score_arrays import THE_BATCH, check_broadcasts
+from .._checks.score_arrays import THE_BATCH, check_broadcasts, check_ids, frozen_integers, is_integral
 from .._libraries import astype_if_needed, dtype_name, has_override, is_array, library_of, namespace_of
 from .._libraries.protocols import AnyArray, Array, Shape
 from .._tiles import Allowed, Tile, collapse_uniform, either, tuning

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from .._checks import shown
-from .._checks.integers import Integers, IntegersLike, as_lists, check_offset
+from .._checks.integer_lists import as_lists
 from .._checks.keywords import check_integer, explains_keywords
+from .._checks.score_arrays import Integers, IntegersLike, check_offset
 from .._libraries.protocols import AnyArray, Array, Shape
 from .._tiles import Allowed, Tile
 from .._tiles.grid import CallGrid

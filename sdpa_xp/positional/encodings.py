@@ -6,8 +6,8 @@ import math
 from typing import Any, TypeVar, cast
 
 from .._checks.arrays import check_axes, check_plain_array
-from .._checks.integers import check_integers
 from .._checks.keywords import explains_keywords
+from .._checks.score_arrays import check_integers
 from .._libraries import astype_if_needed
 from .._libraries.protocols import AnyArray, Array
 from ..errors import ArgumentValueError

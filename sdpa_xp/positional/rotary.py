@@ -10,9 +10,8 @@ from typing import cast
 
 from .._checks import brief
 from .._checks.arrays import check_one_kind
-from .._checks.integers import check_integers
 from .._checks.keywords import check_flag, check_instance, explains_keywords
-from .._checks.score_arrays import THE_BATCH, check_broadcasts
+from .._checks.score_arrays import THE_BATCH, check_broadcasts, check_integers
 from .._libraries import namespace_of
 from .._libraries.protocols import AnyArray, Array
 from ..errors import ArgumentValueError

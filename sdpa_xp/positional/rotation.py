@@ -9,8 +9,8 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 from .._checks import Immutable
 from .._checks.arrays import HLE, Layout, check_plain_array, headed
-from .._checks.integers import check_one_each
 from .._checks.keywords import check_instance, check_integer, check_layout, explains_keywords
+from .._checks.score_arrays import check_one_each
 from .._libraries import accumulation_dtype, astype_if_needed, computing, is_number, widest_dtype, with_axes
 from .._libraries.protocols import AnyArray, Array, Namespace, Shape
 from .._libraries.trees import Tree

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
-from sdpa_xp._checks.integers import Integers
 from sdpa_xp._checks.keywords import LARGEST_INTEGER
+from sdpa_xp._checks.score_arrays import Integers
 from sdpa_xp.masks.algebra import AllOf
 
 from .. import _arrays as xp

@@ -15,9 +15,8 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
 
-from sdpa_xp._checks.integers import Integers
 from sdpa_xp._checks.keywords import LARGEST_INTEGER
-from sdpa_xp._checks.score_arrays import check_broadcasts
+from sdpa_xp._checks.score_arrays import Integers, check_broadcasts
 from sdpa_xp._libraries.protocols import TRACED
 from sdpa_xp._programs import BoundOptions
 from sdpa_xp._tiles import Tile, both
