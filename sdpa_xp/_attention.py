@@ -13,7 +13,7 @@ from ._checks.keywords import Implementation, check_lse_base, explains_keywords,
 from ._libraries import overridden
 from ._libraries.protocols import AnyArray, Array, Dtype, Rng
 from ._programs import OneTile, ResultName, one_tile
-from ._sources import ArraySource
+from ._tiles import ArraySource
 from .biases import Bias
 from .masks import Mask
 

@@ -15,8 +15,7 @@ from ._libraries.jets import Jet
 from ._libraries.protocols import Array
 from ._programs.gradients import GradientProgram, gradient_targets, gradients, try_functions
 from ._programs.output import attend
-from ._sources import ArraySource
-from ._tiles import Target
+from ._tiles import ArraySource, Target
 
 if TYPE_CHECKING:
     from ._many.graphs import GraphCall

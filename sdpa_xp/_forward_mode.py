@@ -20,7 +20,7 @@ from ._libraries.protocols import AnyArray, Array
 from ._libraries.trees import mapped
 from ._programs.gradients import try_functions
 from ._programs.output import attend
-from ._sources import ArraySource
+from ._tiles import ArraySource
 from .biases.custom import check_answers
 from .errors import ArgumentTypeError, ArgumentValueError
 from .masks import Mask

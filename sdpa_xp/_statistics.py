@@ -16,8 +16,8 @@ from ._libraries.protocols import AnyArray, Array, Dtype
 from ._programs.statistics import Computed, Request, statistics
 from ._sequences.groups import in_groups
 from ._sequences.sequences import Sequences
-from ._sources import KeyValueSource
 from ._sources.quantised import source_of
+from ._tiles import KeyValueSource
 from ._tiles.plan import plan_for
 from .errors import ArgumentTypeError, ArgumentValueError
 from .masks import Mask

@@ -16,7 +16,7 @@ from ._libraries import overridden
 from ._libraries.protocols import AnyArray
 from ._programs import Scores
 from ._programs.index_scores import largest_keys
-from ._sources import ArraySource
+from ._tiles import ArraySource
 from ._tiles.plan import plan_tiles
 from .errors import ArgumentTypeError
 from .masks import Mask

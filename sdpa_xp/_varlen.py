@@ -9,7 +9,7 @@ from typing import Any, TypeVar, Unpack, cast
 from ._call import PreparedCall, prepare
 from ._call.options import AttentionOptions, CallOptions, StatisticsOptions, takes_options
 from ._checks.arrays import HLE, LHE, check_axes
-from ._checks.integer_lists import check_cumulative_lengths, check_same_length, read_together
+from ._checks.integers import check_cumulative_lengths, check_same_length, read_together
 from ._checks.keywords import check_lse_base
 from ._libraries.protocols import AnyArray, Array
 from ._programs import ResultName

@@ -42,8 +42,7 @@ from .._libraries import (
 )
 from .._libraries.protocols import AnyArray, Array, Dtype, Shape
 from .._programs import BoundOptions, Scores
-from .._sources import ArraySource
-from .._tiles import tuning
+from .._tiles import ArraySource, tuning
 from .._tiles.grid import FirstPosition, ScoreGrid
 from .._tiles.modifier import ScoreModifier
 from .._tiles.plan import Plan, asked_threads, plan_for, with_patches

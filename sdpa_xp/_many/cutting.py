@@ -15,8 +15,7 @@ from .._libraries.protocols import READ_ONLY, Array, Chunks, Key
 from .._programs import BoundOptions, Scores
 from .._programs.dropout import Dropout
 from .._programs.gradients import PROBE_SIDE
-from .._sources import ArraySource
-from .._tiles import Tile
+from .._tiles import ArraySource, Tile
 from .._tiles.grid import CallGrid, ScoreGrid
 from .._tiles.modifier import ScoreModifier, with_arrays
 from ..biases.algebra import Bias, Sum, Term

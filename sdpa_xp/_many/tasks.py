@@ -14,7 +14,7 @@ from .._programs import BoundOptions, Scores
 from .._programs.gradients import GradientProgram, gradient_targets, gradients
 from .._programs.weights import full_matrix
 from .._run import threads
-from .._sources import ArraySource
+from .._tiles import ArraySource
 from .._tiles.grid import ScoreGrid
 from .._tiles.plan import Plan, plan_full_rows
 from . import windows

@@ -18,8 +18,7 @@ from .._programs import BoundOptions, Scores
 from .._programs.dropout import Dropout
 from .._programs.output import attend
 from .._programs.softmax import merge
-from .._sources import ArraySource
-from .._tiles import Tile, shifted
+from .._tiles import ArraySource, Tile, shifted
 from .._tiles.grid import ScoreGrid, WindowBounds
 from .._tiles.plan import Plan, plan_tiles
 from ..biases.algebra import PlacedTerm

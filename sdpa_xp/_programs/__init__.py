@@ -34,8 +34,17 @@ from .._run import (
     matmul_grouped,
     multiply_columns,
 )
-from .._sources import KeyValueSource
-from .._tiles import Allowed, LeadingSlice, RowBlock, Tile, both, is_masked, slice_leading, tuning
+from .._tiles import (
+    Allowed,
+    KeyValueSource,
+    LeadingSlice,
+    RowBlock,
+    Tile,
+    both,
+    is_masked,
+    slice_leading,
+    tuning,
+)
 from .._tiles.grid import ScoreGrid
 from .._tiles.plan import Plan
 from ..masks.algebra import AllOf, Pattern

@@ -24,8 +24,7 @@ from .._run import is_finite, key_leading_slice, matmul_grouped, matmul_over_gro
 from .._run.buffers import exp_minus, minus, times
 from .._run.executors import run_repaired
 from .._run.program import Repairable, Results
-from .._sources import KeyValueSource
-from .._tiles import Allowed, LeadingSlice, Target, is_masked, slice_leading
+from .._tiles import Allowed, KeyValueSource, LeadingSlice, Target, is_masked, slice_leading
 from .._tiles.grid import ScoreGrid
 from .._tiles.on_device import Questions
 from .._tiles.plan import plan_tiles

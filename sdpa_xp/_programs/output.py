@@ -16,8 +16,8 @@ from .._libraries.protocols import Array, Dtype
 from .._run import NonfiniteGuard, are_finite, key_leading_slice
 from .._run.executors import joins, run, run_repaired, runs_at_once
 from .._run.program import Repairable, Results
-from .._sources import KeyValueSource, PagedSource
-from .._tiles import LeadingSlice, Target, tuning
+from .._sources import PagedSource
+from .._tiles import KeyValueSource, LeadingSlice, Target, tuning
 from .._tiles.plan import Plan, plan_recomputed
 from . import ResultName, Scores
 from .softmax import RowResult, attend_with_fixed_shift, attend_with_running_shift, is_accurate

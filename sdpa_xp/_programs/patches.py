@@ -14,8 +14,16 @@ from typing import NamedTuple, cast
 
 from .._libraries import library_of, namespace_of
 from .._libraries.protocols import Array, Namespace
-from .._sources import ArraySource, KeyValueSource
-from .._tiles import Allowed, LeadingSlice, Tile, TokenPositions, both, slice_leading
+from .._tiles import (
+    Allowed,
+    ArraySource,
+    KeyValueSource,
+    LeadingSlice,
+    Tile,
+    TokenPositions,
+    both,
+    slice_leading,
+)
 from .._tiles.key_lists import KeyLists, Patches
 from .._tiles.plan import Plan, plan_patches
 from ..masks.algebra import AllOf, ArrayPattern, Pattern

@@ -16,8 +16,7 @@ from operator import itemgetter
 from .._libraries import dtype_name
 from .._libraries.protocols import Array
 from .._run import NonfiniteGuard, avoid_zero_sum, finite_shift, is_finite, weigh
-from .._sources import KeyValueSource
-from .._tiles import LeadingSlice
+from .._tiles import KeyValueSource, LeadingSlice
 from .._tiles.plan import Plan, Task
 from .._tiles.tuning import KEYS_OF_A_PRODUCT as KEYS
 from .._tiles.tuning import ROWS_OF_A_PRODUCT as ROWS

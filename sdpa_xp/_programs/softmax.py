@@ -32,8 +32,7 @@ from .._run import (
     weigh,
 )
 from .._run.buffers import CallBuffers, exp_minus, plus, times
-from .._sources import KeyValueSource
-from .._tiles import is_masked, tuning
+from .._tiles import KeyValueSource, is_masked, tuning
 from .._tiles.plan import Plan
 from . import Scores, rows_within
 from .differentiable import weigh_differentiably

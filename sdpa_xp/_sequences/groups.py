@@ -20,8 +20,9 @@ from .._programs.output import attend as attend_to
 from .._run import are_finite, threads
 from .._run.buffers import Buffer, CallBuffers, call_buffers
 from .._run.program import between_zeros
-from .._sources import ArraySource, KeyValueSource, PagedSource
+from .._sources import PagedSource
 from .._sources.quantised import factored_operands, source_of
+from .._tiles import ArraySource, KeyValueSource
 from .._tiles.grid import BatchPart, ScoreGrid
 from .._tiles.on_device import PaddedLengths
 from .._tiles.plan import Plan, takes_threads

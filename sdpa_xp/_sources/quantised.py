@@ -14,9 +14,8 @@ from .._checks.arrays import slice_of_axis
 from .._libraries import accumulation_dtype, astype_if_needed, dtype_name, is_traced, library_of, namespace_of
 from .._libraries.protocols import Array, Dtype
 from .._run import multiply_columns
-from .._tiles import LeadingSlice, slice_leading, tuning
+from .._tiles import ArraySource, FactoredSlices, KeyValueSource, LeadingSlice, slice_leading, tuning
 from .._tiles.grid import ScoreGrid
-from . import ArraySource, FactoredSlices, KeyValueSource
 
 LARGEST_CODE = {8: 127, 4: 7}
 """By the bits of a code. The smallest code is its negative, so that a number and its negative are alike."""

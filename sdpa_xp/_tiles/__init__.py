@@ -5,20 +5,21 @@
     plan, tuning     how the grid is cut, and the numbers that were measured
     modifier         what masks and biases have in common, and the arrays in them
 
-Here is a tile: a range of queries against a range of keys; and its part of other arrays. Nothing in this folder
-computes a score.
+Here is a tile: a range of queries against a range of keys; and its part of other arrays, and of the keys and
+values. These are not copied for the query heads that share them. Nothing in this folder computes a score.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from .._checks.score_arrays import Integers
-from .._libraries import library_of, namespace_of
+from .._libraries import astype_if_needed, library_of, namespace_of
 from .._libraries.protocols import Array, Dtype, Shape
-from .grid import AT_FIRST_KEY, ScoreGrid, WindowBounds
+from .grid import AT_FIRST_KEY, FAR, ScoreGrid, WindowBounds
 
 LeadingSlice: TypeAlias = tuple[range, ...]
 """A range of each of the leading axes (..., Hq) of the scores, or (..., H) of keys and values."""
@@ -311,3 +312,73 @@ class Target(NamedTuple):
         """Return for each of the axes (..., Hq) whether the array was broadcast along it."""
         missing = len(leading_shape) - len(self.shape[:-2])
         return [n == 1 for n in (*[1] * missing, *self.shape[:-2])]
+
+
+FactoredSlices: TypeAlias = tuple[Callable[[range], Array], Callable[[range], Array] | None]
+"""What `KeyValueSource.factored_slices` returns."""
+
+
+class KeyValueSource(Protocol):
+    """The keys or the values of a call. They are read tile by tile, and all of them are never one copy."""
+
+    __slots__ = ()
+
+    @property
+    def width(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    def slice_leading(self, leading: LeadingSlice) -> KeyValueSource:
+        """Return the part for some batch entries and heads, (..., H)."""
+
+    def slice_keys(self, columns: range) -> Array:
+        """Return (..., H, columns, width)."""
+
+    def slices(self, grid: ScoreGrid, *, transposed: bool = False) -> Callable[[range], Array]:
+        """Return a function of `columns`, which returns them in the dtype of the grid, or also transposed.
+
+        What does not depend on the columns is done once. Here each tile is copied or converted.
+        """
+        xp, dtype = grid.xp, grid.dtype
+        if transposed:
+            return lambda columns: xp.matrix_transpose(astype_if_needed(xp, self.slice_keys(columns), dtype))
+        return lambda columns: astype_if_needed(xp, self.slice_keys(columns), dtype)
+
+    def factored_slices(self, grid: ScoreGrid, *, transposed: bool = False) -> FactoredSlices:
+        """Return `slices` without a factor of each key, and a function of `columns` that returns the factors.
+
+        The factors are (..., H, 1, columns); None in place of their function is 1, as here.
+        """
+        return self.slices(grid, transposed=transposed), None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArraySource(KeyValueSource):
+    """One array, (..., H, S, width)."""
+
+    array: Array
+
+    @property
+    def width(self) -> int:
+        return self.array.shape[-1]
+
+    @property
+    def heads(self) -> int:
+        return self.array.shape[-3]
+
+    def slice_leading(self, leading: LeadingSlice) -> ArraySource:
+        return ArraySource(slice_leading(self.array, leading))
+
+    def slice_keys(self, columns: range) -> Array:
+        array = self.array
+        is_whole = columns.stop == FAR or columns.stop - columns.start == array.shape[-2]
+        return array if is_whole else array[..., columns.start : columns.stop, :]
+
+    def slices(self, grid: ScoreGrid, *, transposed: bool = False) -> Callable[[range], Array]:
+        if self.array.dtype != grid.dtype:  # tile by tile, so that no wide copy of all keys exists
+            return KeyValueSource.slices(self, grid, transposed=transposed)
+        if not transposed:
+            return self.slice_keys
+        array = grid.xp.matrix_transpose(self.array)
+        whole = range(self.array.shape[-2]) if grid.placement is None else range(FAR)
+        # The whole array needs no slice, which would be an operation in a graph.
+        return lambda columns: array if columns == whole else array[..., columns.start : columns.stop]

@@ -7,8 +7,10 @@ branches are tuples, and dataclasses that say along which axes of the scores the
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from importlib import import_module
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from .._checks import Immutable, call_of
@@ -179,3 +181,16 @@ def with_arrays(tree: V, change: Callable[[Any], Any]) -> V:
 
 def _is_branch(value: Any) -> bool:
     return hasattr(type(value), "array_axes")
+
+
+def loaded(package: str, name: str, files: Mapping[str, str]) -> object:
+    """Return what a file of `package` defines as `name`, which is first used (PEP 562).
+
+    `files` has the names of each file, in one text.
+    """
+    for file, names in files.items():
+        if name in names.split():
+            value = getattr(import_module(f"{package}.{file}"), name)
+            setattr(sys.modules[package], name, value)
+            return value
+    raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package])

@@ -7,7 +7,7 @@ get gradients: it follows what you write to them.
 
 from typing import TYPE_CHECKING
 
-from .._lazy import loaded
+from .._tiles.modifier import loaded
 from .algebra import Bias
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, cast
 
 from .._checks import brief, integers
 from .._checks.arrays import broadcast, check_one_device, check_one_library
-from .._checks.score_arrays import THE_BATCH, check_broadcasts
+from .._checks.score_arrays import THE_BATCH, check_broadcasts, check_integers, check_one_each
 from .._libraries import computing, is_array, library_of, namespace_of
 from .._libraries.protocols import Array, Shape
 from ..errors import ArgumentValueError
@@ -54,7 +54,7 @@ def check(
     values = _integers(function, "positions", positions, like, like_name)
     if isinstance(values, int):
         return Consecutive(values)
-    integers.check_one_each(function, "positions", values.shape, (*batch, length), "n")
+    check_one_each(function, "positions", values.shape, (*batch, length), "n")
     # No positions have no last one, after which appended tokens would go on.
     return Consecutive(0) if isinstance(length, int) and length == 0 else values
 
@@ -182,4 +182,4 @@ def _integers(function: str, name: str, value: Any, like: Array, like_name: str 
             return xp.asarray(rows, dtype=xp.int32, device=device)
         # A device or a jit is not waited for: values that are not read are not checked either.
         is_read = not is_array(value) or are_readable(value)
-        return integers.check_integers(function, name, value, xp, device, traced=not is_read).values
+        return check_integers(function, name, value, xp, device, traced=not is_read).values

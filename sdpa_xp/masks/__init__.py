@@ -13,7 +13,7 @@ With array-api-strict, put the mask on the left of an array.
 
 from typing import TYPE_CHECKING
 
-from .._lazy import loaded
+from .._tiles.modifier import loaded
 from .algebra import Mask
 from .bands import causal, chunked, dilated, sliding_window
 

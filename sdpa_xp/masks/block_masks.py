@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from .._checks import shown
-from .._checks.integer_lists import as_lists, exceeds
+from .._checks.integers import as_lists, exceeds
 from .._checks.keywords import check_block_size, explains_keywords
 from .._checks.score_arrays import THE_BATCH, check_broadcasts
 from .._libraries import is_array

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar, cast
 
-from .._checks.integer_lists import as_lists, exceeds
+from .._checks.integers import as_lists, exceeds
 from .._checks.keywords import check_choice, check_flag, check_integer, explains_keywords
 from .._libraries.protocols import Array, Namespace
 from .._tiles import Allowed, Tile, both, either, tuning

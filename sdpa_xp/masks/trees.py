@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from .._checks import shown
-from .._checks.integer_lists import as_lists
+from .._checks.integers import as_lists
 from .._checks.keywords import check_integer, explains_keywords
 from .._checks.score_arrays import Integers, IntegersLike, check_offset
 from .._libraries.protocols import AnyArray, Array, Shape

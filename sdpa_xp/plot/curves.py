@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._checks import shown
 from .._checks.arrays import check_floating, check_plain_array
-from .._checks.integer_lists import check_some_integers
+from .._checks.integers import check_some_integers
 from .._checks.keywords import check_integer
 from .._explanation import explain
 from .._libraries import dtype_name, library_of, namespace_of, numpy_array

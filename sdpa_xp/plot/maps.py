@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._checks import has_values, shown
 from .._checks.arrays import check_floating, check_plain_array
-from .._checks.integer_lists import check_some_integers
+from .._checks.integers import check_some_integers
 from .._checks.keywords import check_block_size, check_integer
 from .._checks.score_arrays import check_boolean, check_broadcasts
 from .._libraries import is_number, library_of, namespace_of

@@ -118,7 +118,7 @@ def imports_by_text(path: Path, nodes: Iterable[ast.AST]) -> Iterator[str]:
 TEXTS = {
     # A public name, when a program first uses it, and the parts in which a name is looked for that it has not.
     "sdpa_xp/__init__.py": ["f'{__name__}.{_MODULES[name]}'", "f'{__name__}.{part}'"],
-    "sdpa_xp/_lazy.py": ["f'{package}.{file}'"],  # a public name, listed for type checkers too
+    "sdpa_xp/_tiles/modifier.py": ["f'{package}.{file}'"],  # a public name, listed for type checkers too
     "sdpa_xp/_torch/description.py": ["f'{PACKAGE}.{module}'"],  # of the class of a mask or a bias
     "export/sdpa_xp_export/_judge/function.py": ["module"],  # of the function that a user names
     "export/sdpa_xp_export/_backends.py": ["package.module", "name"],  # of array libraries
