@@ -164,7 +164,6 @@ PLACES = {
     "on_device": "sdpa_xp._tiles.on_device",
     "ONE_CORE": "sdpa_xp._tiles.tuning:ONE_CORE",
     "ONE_CORE_PATCH": "sdpa_xp._tiles.tuning:ONE_CORE_PATCH",
-    "one_tile": "sdpa_xp._programs",
     "numbers_of": "sdpa_xp_export._runtime.defects:numbers_of",
     "open_session": "sdpa_xp_export._runtime.session:open_session",
     "OPTIONS": "sdpa_xp_export._call.call:OPTIONS",

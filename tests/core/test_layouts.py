@@ -27,11 +27,11 @@ def test_2d_has_no_heads_to_move(library: Library, call: dict[str, np.ndarray]) 
 
 def test_inputs_are_not_copied(call: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
     """The keys and values that reach the products are views of the caller's."""
-    from internals import one_tile, scores, softmax
+    from internals import scores, softmax
 
     monkeypatch.setenv("SDPA_XP_NUM_THREADS", "1")  # so that keys and values take turns
     shared: list[np.ndarray] = []
-    for module in (one_tile, scores, softmax):
+    for module in (scores, softmax):
         product = module.matmul_grouped
         monkeypatch.setattr(
             module,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from internals import ONE_CORE, PROBE_SIDE, backward, cut_small, one_tile, prepare, products, scores, softmax
+from internals import ONE_CORE, PROBE_SIDE, backward, cut_small, prepare, products, scores, softmax
 from libraries import each_module
 
 import sdpa_xp
@@ -200,12 +200,12 @@ def test_the_formula_has_the_bits_of_one_tile(
 ) -> None:
     rng = np.random.default_rng(0)
     query, key, value = (rng.standard_normal((2, n, 32, 8), np.float32) for n in (2, heads, heads))
-    formula = one_tile.OneTile.attend
+    formula = scores.OneTile.attend
     used: list[Any] = []
-    monkeypatch.setattr(one_tile.OneTile, "attend", lambda *call: used.append(formula(*call)) or used[-1])
+    monkeypatch.setattr(scores.OneTile, "attend", lambda *call: used.append(formula(*call)) or used[-1])
     output = scaled_dot_product_attention(query, key, value, **rules)
     assert output is used[0]
-    monkeypatch.setattr(one_tile.OneTile, "attend", lambda *_: None)
+    monkeypatch.setattr(scores.OneTile, "attend", lambda *_: None)
     np.testing.assert_array_equal(output, scaled_dot_product_attention(query, key, value, **rules))
 
 
