@@ -7,7 +7,6 @@
     gradients        a program
     patches          a call whose mask lists keys, as many short sequences
     reproducible     bits that depend on nothing beside a row; `fixed_blocks`
-    differentiable   products that a library itself differentiates
 
 A program says what a range of queries adds to each result; `_run` runs it.
 
@@ -28,6 +27,7 @@ from .._libraries.base import TangentRules
 from .._libraries.protocols import Array, Dtype, Namespace, Shape, Ufuncs
 from .._run import (
     avoid_zero_sum,
+    differentiable_product,
     faster_product,
     is_finite,
     key_leading_slice,
@@ -281,8 +281,6 @@ class Scores(NamedTuple):
         scale = self.xp.astype(tile.slice(scale), self.grid.dtype, copy=False)
         if self.tangent_rules is None or not self.options.may_mask:
             return query * scale
-        from .differentiable import differentiable_product  # few calls need it
-
         return differentiable_product(self.tangent_rules, self.xp, operator.mul, query, scale)
 
     def products(
@@ -305,8 +303,6 @@ class Scores(NamedTuple):
                 multiply = faster_product(query, self.key.heads, transposed_keys.shape[-1]) or multiply
             scores = multiply(xp, query, transposed_keys, buffer)
         else:
-            from .differentiable import differentiable_product
-
             needs_products = self.options.needs_products
             scores = differentiable_product(
                 rules,

@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple, TypeAlias, cast
 
 from .._libraries import astype_if_needed, joint_access, library_of
 from .._libraries.protocols import Array, Namespace
-from .._run import is_finite, key_leading_slice, matmul_grouped, matmul_over_group
+from .._run import differentiable_product, is_finite, key_leading_slice, matmul_grouped, matmul_over_group
 from .._run.buffers import exp_minus, minus, times
 from .._run.executors import run_repaired
 from .._run.program import Repairable, Results
@@ -30,7 +30,6 @@ from .._tiles.on_device import Questions
 from .._tiles.plan import plan_tiles
 from ..biases.custom import check_answers
 from . import ComputedTile, Scores
-from .differentiable import differentiable_product
 
 INPUTS = frozenset({"query", "key", "value"})
 GradientGuard: TypeAlias = Literal["none", "cotangent", "all"]

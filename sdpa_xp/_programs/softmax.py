@@ -35,7 +35,6 @@ from .._run.buffers import CallBuffers, exp_minus, plus, times
 from .._tiles import KeyValueSource, is_masked, tuning
 from .._tiles.plan import Plan
 from . import Scores, rows_within
-from .differentiable import weigh_differentiably
 
 LEAST_SUM = 2.0**-32
 """Below this sum of a row with m = 0, the exponentials themselves may underflow."""
@@ -106,10 +105,7 @@ def attend_with_running_shift(
         if factors is not None:
             kept = multiply_columns(xp, kept, factors(tile.columns), in_place=memory is not None)
         # No name for the values: a copy from a paged cache would live until the next copy has been made.
-        if rules is None or isinstance(allowed, bool) or guard == "none":
-            of_tile = weigh(xp, kept, values(tile.columns), allowed, guard, memory)
-        else:
-            of_tile = weigh_differentiably(rules, xp, kept, values(tile.columns), allowed, guard)
+        of_tile = weigh(xp, kept, values(tile.columns), allowed, guard, memory, rules)
         # The first tile has nothing to rescale: with one tile this is the textbook formula.
         if state is not None:
             rescale = xp.exp(state[0] - shift)

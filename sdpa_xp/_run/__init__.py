@@ -18,6 +18,11 @@ A row without keys attends to none, because of a mask or because there are no ke
 log-sum-exp -inf, or that of the sink; its weights and its gradients are 0. Its largest score m is -inf, and the
 sum l of its exponentials is 0, so exp(m - m) and o / l would be NaN. What follows from m and l reads
 `finite_shift` and `avoid_zero_sum` of them instead. A row with a NaN is not empty: its m is NaN.
+
+A masked pair has weight 0, and its score has cotangent 0. But derivatives multiply both with the other operand
+of a product, so what a library differentiates has derivatives of its own, which read 0 in place of NaN and inf.
+They are linear rules, which the library transposes for reverse mode and differentiates again. A row that
+attends to a NaN still shows it: its weights or its output are NaN, and each derivative has one as a factor.
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ from operator import add
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from .._libraries import JETS, is_traced, library_of, namespace_of
+from .._libraries.base import TangentRules
 from .._libraries.protocols import Array, Namespace, Shape
 from .._tiles import Allowed, LeadingSlice, is_masked, tuning
 
@@ -151,11 +157,28 @@ can afford. "pairs": every value that a masked pair would bring in.
 
 
 def weigh(
-    xp: Namespace, p: Array, value: Array, allowed: Allowed, guard: NonfiniteGuard, buffer: Buffer | None = None
+    xp: Namespace,
+    p: Array,
+    value: Array,
+    allowed: Allowed,
+    guard: NonfiniteGuard,
+    buffer: Buffer | None = None,
+    rules: TangentRules | None = None,
 ) -> Array:
-    """Return p @ value over the pairs that may attend; without a guard, in the memory of `buffer`."""
+    """Return p @ value over the pairs that may attend; without a guard, in the memory of `buffer`.
+
+    With `rules` the library differentiates it.
+    """
     if guard == "none" or isinstance(allowed, bool):
         return matmul_grouped(xp, p, value, buffer)
+    if rules is not None:
+        return rules.define(
+            lambda p, value, allowed: weigh(xp, p, value, allowed, guard),
+            partial(_weighed_tangent, xp),
+            p,
+            value,
+            allowed,
+        )
     if guard == "columns":
         attended = any_query_attends(xp, allowed, value.shape[-3])
         return matmul_grouped(xp, p, xp.where(attended, value, 0.0))
@@ -173,6 +196,67 @@ def _weigh_pairs(xp: Namespace, allowed: Array, p: Array, value: Array) -> Array
         meets = matmul_grouped(xp, attends, xp.astype(is_special, p.dtype)) > 0.0
         product = xp.where(meets, product + special, product)
     return product
+
+
+def _weighed_tangent(
+    xp: Namespace, arrays: Sequence[Array], output: Array, tangents: Sequence[Array | None]
+) -> Array:
+    """Return how the result of `weigh` moves.
+
+    The transpose for the values keeps a NaN in the cotangent of a row out of masked values. If the row is empty
+    or NaN, it reads 0 in place of the cotangent and NaN in place of weights.
+    """
+    (p, value, allowed), (of_p, of_value, _) = arrays, tangents
+    by_p = None if of_p is None else matmul_grouped(xp, of_p, _finite(xp, value))
+    if of_value is None:
+        return _sum(by_p)
+    is_bad = ~xp.isfinite(xp.sum(output, axis=-1, keepdims=True))
+    attends = has_key(xp, allowed) if allowed.ndim else allowed
+    p = xp.where(allowed, xp.where(is_bad, math.nan, p), 0.0)
+    product = matmul_grouped(xp, p, of_value)
+    empty = xp.where(attends, math.nan, xp.zeros_like(product))
+    return _sum(by_p, xp.where(xp.logical_and(attends, ~is_bad), product, empty))
+
+
+def differentiable_product(
+    rules: TangentRules,
+    xp: Namespace,
+    product: Callable[[Array, Array], Array],
+    left: Array,
+    right: Array,
+    allowed: Allowed = True,
+    *,
+    drops_nonfinite: bool = False,
+) -> Array:
+    """Return `product(left, right)`, which is linear in both.
+
+    Its derivative is 0 where a pair may not attend, because what follows may have a slope of NaN there. With
+    `drops_nonfinite` it is 0 where the product is NaN or inf, for pairs that are masked by what follows.
+    """
+
+    def compute(left: Array, right: Array, *_: Array) -> Array:
+        return product(left, right)
+
+    def tangent(arrays: Sequence[Array], output: Array, tangents: Sequence[Array | None]) -> Array:
+        (left, right, *masks), (of_left, of_right, *_) = arrays, tangents
+        changed = _sum(
+            None if of_left is None else product(of_left, _finite(xp, right)),
+            None if of_right is None else product(_finite(xp, left), of_right),
+        )
+        for mask in (*masks, *([xp.isfinite(output)] if drops_nonfinite else [])):
+            changed = xp.where(mask, changed, 0.0)
+        return changed
+
+    masks = () if isinstance(allowed, bool) else (allowed,)
+    return rules.define(compute, tangent, left, right, *masks, of_pairs=True)
+
+
+def _finite(xp: Namespace, array: Array) -> Array:
+    return xp.where(xp.isfinite(array), array, 0.0)
+
+
+def _sum(*moved: Array | None) -> Array:
+    return reduce(add, [array for array in moved if array is not None])  # one of the operands moves
 
 
 def is_finite(xp: Namespace, arrays: Sequence[Array]) -> bool | None:
