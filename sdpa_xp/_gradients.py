@@ -168,13 +168,22 @@ class Pullback(Generic[A]):
         return {name: self._call.checked(cast(A, gradient), name) for name, gradient in computed.items()}
 
 
-def check_cotangent(value: object, query: Array, output: Shape, name: str = "cotangent") -> Array:
-    """Check that a cotangent is like the output, and return it.
+def check_cotangent(
+    value: object,
+    like: Array,
+    shape: Shape,
+    name: str = "cotangent",
+    *,
+    function: str = FUNCTION,
+    like_name: str = "query",
+    result: str = "output",
+) -> Array:
+    """Check that a cotangent is like a result, and return it.
 
-    The output has the library, dtype and device of the query.
+    The result has the library, dtype and device of `like`, which messages call `like_name`.
     """
-    array = check_alike(FUNCTION, name, value, "query", query)
-    if array.shape != output:
-        rule = f"`{name}` must have the shape of the output"
-        raise ArgumentValueError(FUNCTION, rule, {f"{name}.shape": array.shape, "output.shape": output})
+    array = check_alike(function, name, value, like_name, like)
+    if array.shape != shape:
+        rule = f"`{name}` must have the shape of the {result}"
+        raise ArgumentValueError(function, rule, {f"{name}.shape": array.shape, f"{result}.shape": shape})
     return array

@@ -210,7 +210,9 @@ def check_request(
     for name in names:
         if not isinstance(name, str) or name not in known:
             rule = f"`of` must have no other names than {', '.join(map(repr, known))}"
-            raise ArgumentValueError(function, rule, {"of": shown(name)}, nearest_hint(name, known))
+            hint = f"attention_statistics has {name!r}, of sequences of one length."
+            hint = hint if isinstance(name, str) and name in NAMES else nearest_hint(name, known)
+            raise ArgumentValueError(function, rule, {"of": shown(name)}, hint)
     _check_needed(function, "top_k", top_k, "top_keys", names)
     _check_needed(function, "block_size", block_size, "block_sums", names)
     count = 0 if top_k is None else check_integer(function, "top_k", top_k, least=1)

@@ -295,8 +295,9 @@ def _refuse_arguments(
         rule = f"only {listed} may be passed without a name"
         raise ArgumentTypeError(name, rule, {"arguments": len(arguments) - is_method}, hint) from None
     empty = inspect.Parameter.empty  # also the default of `*arrays` and `**keywords`, which may be left out
-    needed = [key for key, parameter in parameters.items() if parameter.default is empty]
-    return name, [key for key in needed[is_method:] if parameters[key].kind.name[:3] != "VAR"]
+    needed = [(key, parameter.kind.name) for key, parameter in parameters.items() if parameter.default is empty]
+    shown_as = {"KEYWORD_ONLY": "{}=...", "VAR_POSITIONAL": "", "VAR_KEYWORD": ""}
+    return name, [*filter(None, (shown_as.get(kind, "{}").format(key) for key, kind in needed[is_method:]))]
 
 
 def hint_for_keyword(keyword: str, parameters: Iterable[str]) -> str:

@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 from .._checks import brief
-from .._checks.arrays import Layout, check_one_device, check_one_library, explaining_missing_names
+from .._checks.arrays import Layout, explaining_missing_names
 from .._checks.keywords import explains_keywords
+from .._gradients import check_cotangent
 from .._libraries import checked, computing, library_of, overridden
 from .._libraries.protocols import AnyArray
-from ..errors import ArgumentValueError
 from .call import LinearCall
 
 A = TypeVar("A", bound=AnyArray)
@@ -147,17 +147,13 @@ def linear_attention_vjp(
     result, states = _forward(call)
 
     def pullback(cotangent: AnyArray, state_cotangent: AnyArray | None = None) -> dict[str, A]:
-        passed = {"query": call.arrays["query"], "cotangent": cotangent}
-        passed |= {} if state_cotangent is None else {"state_cotangent": state_cotangent}
-        _, arrays = check_one_library(call.function, passed)
-        check_one_device(call.function, arrays)
-        for (name, array), (part, like) in zip([*arrays.items()][1:], result._asdict().items(), strict=False):
-            if array.shape != like.shape or array.dtype != like.dtype:
-                rule = f"`{name}` must have the shape and the dtype of the {part}"
-                got = {f"{name}.shape": array.shape, f"{name}.dtype": array.dtype}
-                raise ArgumentValueError(call.function, rule, got)
+        function, (output, last) = call.function, result
+        of_output = check_cotangent(cotangent, output, output.shape, function=function, like_name="output")
+        of_state, kind = None, {"function": function, "like_name": "state", "result": "state"}
+        if state_cotangent is not None:
+            of_state = check_cotangent(state_cotangent, last, last.shape, "state_cotangent", **kind)
         with _computing(call):
-            gradients = call.backward(states, arrays["cotangent"], arrays.get("state_cotangent"))
+            gradients = call.backward(states, of_output, of_state)
         return cast(dict[str, A], gradients)
 
     return result, pullback

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import product
 from typing import Literal, TypeAlias, get_args
 
@@ -85,6 +86,7 @@ def choose(
     """
     check_form(function, form)
     check_opset(function, opset, f"; no form supports {opset!r}")
+    _check_tried_opset(function, opset, runtime)
     if form == "auto":
         check_loaded_opset(function, opset, runtime)
         name, reason = _best(call, opset, runtime)
@@ -143,15 +145,19 @@ def check_opset(function: str, opset: object, consequence: str = "") -> None:
         raise ArgumentValueError(function, rule, {"opset": opset})
 
 
-def check_loaded_opset(function: str, opset: int | None, runtime: Runtime) -> None:
-    """Check that the runtime loads graphs of that opset; None is one that it loads."""
-    oldest = _first_release(opset)
-    if runtime.is_before(oldest):
-        rule = f"`opset` {opset} needs onnxruntime {release_text(oldest)} or later"
-        raise ArgumentValueError(function, rule, {"opset": opset, "runtime": runtime})
+def _check_tried_opset(function: str, opset: int | None, runtime: Runtime) -> None:
     last = LAST_OPSET.get(runtime.provider, OPSETS[-1])
     if opset is not None and opset > last:
         rule = f"`opset` must be at most {last} for {runtime.provider}, where no later one was tried"
+        raise ArgumentValueError(function, rule, {"opset": opset, "runtime": runtime})
+
+
+def check_loaded_opset(function: str, opset: int | None, runtime: Runtime) -> None:
+    """Check that the runtime loads graphs of that opset; None is one that it loads."""
+    _check_tried_opset(function, opset, runtime)
+    oldest = _first_release(opset)
+    if runtime.is_before(oldest):
+        rule = f"`opset` {opset} needs onnxruntime {release_text(oldest)} or later"
         raise ArgumentValueError(function, rule, {"opset": opset, "runtime": runtime})
 
 
@@ -161,9 +167,10 @@ def _first_release(opset: int | None) -> tuple[int, int]:
 
 def _auto_hint(call: ExportCall, opset: int | None, runtime: Runtime) -> str:
     """Return which form the exporter itself chooses, which may also ask for a newer release."""
+    newer, release = _first_release(opset), ""
+    if runtime.is_before(newer):
+        runtime, release = replace(runtime, release=newer), f" from onnxruntime {release_text(newer)} on"
     form, _ = _best(call, opset, runtime)
-    newer = _first_release(opset)
-    release = f" from onnxruntime {release_text(newer)} on" if runtime.is_before(newer) else ""
     return f"`form='auto'` chooses {form!r}{release}."
 
 

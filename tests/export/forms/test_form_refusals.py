@@ -147,6 +147,24 @@ def test_the_hint_is_what_auto_takes(number: int, opset: int | None) -> None:
     assert str(caught.value).endswith(f" `form='auto'` chooses {metadata_of(model)['sdpa_xp.form']!r}.")
 
 
+@pytest.mark.parametrize("opset", [24, 25, 27])
+@pytest.mark.parametrize("provider", ["cpu", "cuda", "webgpu"])
+def test_the_hint_holds_in_the_release_that_it_names(provider: str, opset: int) -> None:
+    """No hint names a release for an opset that was not tried with the provider in any."""
+    call, hints = self_attention(length="L", groups=2), 0
+    for form, options in product(FORMS, [{}, {"is_causal": True}, {"attn_mask": masks.sliding_window(3, 0)}]):
+        options = {**call, **options, "opset": opset}
+        try:
+            export_attention(**options, form=form, runtime=f"onnxruntime>=1.23;{provider}")
+        except ValueError as error:
+            hint = re.search(r"`form='auto'` chooses '(\w+)' from onnxruntime ([\d.]+) on\.$", str(error))
+            if hint is not None:
+                model = export_attention(**options, runtime=f"onnxruntime>={hint[2]};{provider}")
+                assert metadata_of(model)["sdpa_xp.form"] == hint[1]
+                hints += 1
+    assert hints > 0 or (provider == "cuda" and opset > 24)
+
+
 @pytest.mark.parametrize("mask", [*WINDOWS, *TRIANGLES], ids=str)
 @pytest.mark.parametrize("length", [6, 40, "L"])
 def test_windows_that_end_at_the_own_key_are_right(mask: Any, length: int | str) -> None:
