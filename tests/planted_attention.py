@@ -103,6 +103,30 @@ class Stale:
         return self.kept.setdefault((pairs, np.shape(mask)), mask)
 
 
+class SinkWithoutKeys:
+    """A query without a key gives NaN if there is a sink."""
+
+    def __init__(self) -> None:
+        self.has_sinks = False
+        self.plant = {"scores": self.begin, "sinks": self.found, "output": self.output}
+
+    def begin(self, scores: Any, *_more: Any) -> Any:
+        self.has_sinks = False
+        return scores
+
+    def found(self, sinks: Any, _factor: Any) -> Any:
+        self.has_sinks = True
+        return sinks
+
+    def output(self, output: Any, _value: Any, allowed: Any) -> Any:
+        return np.where(allowed.any(axis=-1)[..., None] | (not self.has_sinks), output, np.nan)
+
+
+def are_halves(*arrays: Any) -> bool:
+    """Whether float32 arrays hold what were float16."""
+    return all(np.array_equal(x, x.astype(np.float16), equal_nan=True) for x in arrays)
+
+
 def rows_like_before(output: Any, _value: Any, allowed: Any) -> Any:
     empty = ~allowed.any(axis=-1)[..., None]
     return np.where(empty, np.roll(output, 1, axis=-2), output)
@@ -331,6 +355,13 @@ FAULTS: dict[str, dict[str, Step]] = {
     "bfloat16 by way of float16": {
         "result": lambda o: o.astype(np.float16).astype(o.dtype) if o.dtype == ml_dtypes.bfloat16 else o
     },
+    "products overflow in float16": {
+        "scores": lambda s, q, k, factor: (
+            np.where(np.abs(s) > 65504 * abs(factor), np.sign(s) * np.inf, s) if are_halves(q, k) else s
+        )
+    },
+    "scores are cut at 1,000": {"scores": lambda s, *_: np.clip(s, -1000, 1000)},
+    "NaN for a query without a key beside a sink": SinkWithoutKeys().plant,
     "a large output is cut": {"result": lambda o: np.clip(o, -1e4, 1e4)},
     "the result is rounded to bfloat16": {"result": half},
 }

@@ -51,6 +51,7 @@ def attention(
             weights = torch.softmax(joined, -1).nan_to_num() if joined.shape[-1] else joined
             context.save_for_backward(q, keys, values, weights, flat)
             context.facts = group, factor, bias, sinks, k.dtype
+            context.shapes = q.shape, k.shape, v.shape
             return (weights[..., : keys.shape[-2]] @ values).to(q.dtype)
 
         @staticmethod
@@ -74,7 +75,9 @@ def attention(
             if sinks is not None:
                 left = step("sinks", (-of_sink * mean).transpose(0, -3).flatten(1)) if mean.ndim > 2 else None
                 sinks = None if left is None else left.sum(1).to(sinks.dtype)
-            return *(x.to(dtype) for x in (of_query, of_key, of_value)), of_bias, sinks
+            whole = zip((of_query, of_key, of_value), context.shapes, strict=True)
+            summed = (step("sum", x, shape).sum_to_size(shape) for x, shape in whole)
+            return *(x.to(dtype) for x in summed), of_bias, sinks
 
     return step("output", Attention.apply(query, key, value, bias, sinks))
 
@@ -100,6 +103,13 @@ FAULTS: dict[str, dict[str, Step]] = {
     },
     "the size of the scale": {"factor": abs},
     "a bias of -inf times 0": {"bias": lambda x, bias: x + 0 * bias},
+    "a scale of 0 is 1": {"factor": lambda factor: factor or 1.0},
+    "the first of the entries that share a token": {
+        "sum": lambda x, shape: x[:1] if x.ndim > 3 and shape[0] == 1 else x
+    },
+    "the mean of the entries that share a key": {
+        "sum": lambda x, shape: x / max(x.shape[0] // shape[0], 1) if x.ndim > 3 else x
+    },
     "columns beyond 64": {"key": lambda x: x * (torch.arange(x.shape[-1]) < 64)},
     "a cotangent is written to": {"cotangent": lambda x: (x.clone(), x.zero_())[0]},
     "values beyond the eighth": {"value": lambda x, dtype: x * (torch.arange(x.shape[-1]) < 8)},

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,8 @@ class HardCase:
     heads: tuple[int, ...] = (2, 2)
     lengths: tuple[int, int] = (5, 7)
     widths: tuple[int, int] = (8, 8)
+    shared: tuple[str, ...] = ()
+    """The arrays that have one batch entry, for all of the others."""
     seed: int = 0
     draw: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     mask: Mapping[str, Any] | None = None
@@ -62,7 +64,8 @@ class HardCase:
         heads = [self.heads[:1], self.heads[-1:], self.heads[-1:]]
         ends = (queries, width), (keys, width), (keys, of_value)
         names = ("query", "key", "value")
-        return {n: (*self.batch, *h, *end) for n, h, end in zip(names, heads, ends, strict=True)}
+        batches = [(1,) * len(self.batch) if name in self.shared else self.batch for name in names]
+        return {n: (*b, *h, *end) for n, b, h, end in zip(names, batches, heads, ends, strict=True)}
 
     @property
     def pairs(self) -> tuple[int, ...]:
@@ -79,12 +82,19 @@ class HardCase:
         """Whether only its lengths, its batch and its heads differ from those of other plain cases."""
         special = (
             self.mask or self.bias or self.options or self.outputs != ("output",) or "set" in str(self.draw)
-        )
+        ) or self.shared
         same = len(self.batch) == 1 and len({*self.heads}) == len({*self.widths}) == 1 and self.widths[0] == 8
         return not special and same and math.prod(self.pairs) > 0
 
     def __str__(self) -> str:
         return self.name
+
+    def with_axes(self, axes: int) -> HardCase:
+        """Return the case with arrays of so many axes, if its batch and its heads are no part of it."""
+        of_heads = any(word in self.described() for word in ("sinks", "transposed", "expanded"))
+        if axes > 3 or len(self.batch) != 1 or len({*self.heads}) > 1 or (axes == 2 and of_heads):
+            return self
+        return replace(self, batch=(), heads=self.heads if axes == 3 else ())
 
     def described(self) -> str:
         """Return the shapes and what is not plain about the call, in a line."""
@@ -102,7 +112,7 @@ class HardCase:
         drawn["bias"] = None if self.bias is None else self._bias(self.bias, dtype)
         sinks = self.options.get("sinks")
         drawn["sinks"] = None if sinks is None else np.asarray([float(x) for x in sinks], numpy_dtype(dtype))
-        output = (*self.shapes["query"][:-1], self.widths[1])
+        output = (*self.pairs[:-1], self.widths[1])
         return drawn | {"cotangent": self._drawn("cotangent", output, dtype)}
 
     def _drawn(self, name: str, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
@@ -129,7 +139,7 @@ class HardCase:
         shape = _of_axes(self.pairs, rule.get("axes", "BHLS"))
         queries, keys = np.arange(self.lengths[0])[:, None], np.arange(self.lengths[1])
         allowed = np.ones(self.pairs, bool)
-        entry = np.empty((*self.batch, 1, 1, 1))
+        entry = np.empty((*self.batch, *[1] * (len(self.pairs) - len(self.batch))))
         for name, value in rule.items():
             match name:
                 case "random":

@@ -18,7 +18,7 @@ from .._verify.judging import Compared, judge_rows
 from ..report import Agreement
 from .cases import HardCase, all_cases, data, questions
 from .function import JudgedFunction, LacksError, RefusedError, WrongError
-from .semantics import BOOLEAN, LACKS, LEAKS, REFUSED, WRONG, expected, is_judged
+from .semantics import BOOLEAN, LACKS, LEAKS, OVERFLOWS, REFUSED, WRONG, expected, is_judged
 from .verdict import Answer, Fault, NotJudged, Verdict
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
@@ -54,6 +54,8 @@ class Judgement:
             raise ArgumentValueError("judge", rule, {"dtypes": repr(dtypes)})
         self.function, self.dtypes, self.contract = function, dtypes, contract
         self.answers: dict[str, str] = {}
+        self.axes = 4
+        """The number of axes of its arrays, if it takes no other."""
 
     @cached_property
     def only(self) -> Verdict:
@@ -61,7 +63,8 @@ class Judgement:
 
     def planned(self) -> Iterator[tuple[HardCase, str]]:
         """Yield each case with each of its dtypes, the smallest first; by the contract, of questions too."""
-        cases = (*all_cases(), *(questions().values() if self.contract else ()))
+        every = (*all_cases(), *(questions().values() if self.contract else ()))
+        cases = [case.with_axes(self.axes) for case in every]
         for case in sorted(cases, key=lambda case: case.size):
             yield from ((case, dtype) for dtype in case.dtypes if dtype in self.dtypes)
 
@@ -89,20 +92,25 @@ class Judgement:
 
     def _profile(self) -> tuple[Answer, ...]:
         """Ask the questions of the file, one after the other: each builds on the answers before it."""
-        profile = []
-        for entry in data()["questions"]:
-            case, field = questions()[entry["question"]], entry["field"]
-            no_floats = case.bias is not None and self.answers.get("floating") in BOOLEAN
-            answer = LACKS if no_floats else self._answer(case, field, entry["answers"])
-            if answer == REFUSED and field not in OF_LENGTHS:  # it may take as many keys as queries alone
-                answer = self._answer(replace(case, lengths=(7, 7)), field, entry["answers"])
-            self.answers[field] = answer
+        profile, entries = [], data()["questions"]
+        self.axes = next((axes for axes in (4, 3, 2) if self._asked(entries[0], axes) != REFUSED), 4)
+        for entry in entries:
+            answer = self.answers[entry["field"]] = self._asked(entry, self.axes)
             profile.append(Answer(entry["question"], answer, entry["answers"][0], entry["rule"]))
         return (*profile, self._kept_dtype(data()["dtype"]))
 
+    def _asked(self, entry: Mapping[str, Any], axes: int) -> str:
+        case, field = questions()[entry["question"]].with_axes(axes), entry["field"]
+        if case.bias is not None and self.answers.get("floating") in BOOLEAN:
+            return LACKS
+        answer = self._answer(case, field, entry["answers"])
+        if answer == REFUSED and field not in OF_LENGTHS:  # it may take as many keys as queries alone
+            answer = self._answer(replace(case, lengths=(7, 7)), field, entry["answers"])
+        return answer
+
     def _kept_dtype(self, entry: Mapping[str, Any]) -> Answer:
         """Ask whether the result has the dtype of the query, in each dtype that the function takes."""
-        case, others, takes = questions()[entry["question"]], [], False
+        case, others, takes = questions()[entry["question"]].with_axes(self.axes), [], False
         for dtype in filter(self.function.backend.holds, self.dtypes):
             try:
                 got = self.function.results(case, dtype, self.answers)["output"].dtype.name
@@ -130,8 +138,8 @@ class Judgement:
                     self.function = replace(self.function, needed=frozenset({"scale"}))
                     return self._answer(case, field, answers)
                 return REFUSED
-            if answer == LEAKS:
-                return LEAKS if any(np.isnan(x.astype(np.float64)).any() for x in results.values()) else WRONG
+            if answer in (LEAKS, OVERFLOWS):
+                return answer if any(np.isnan(x.astype(np.float64)).any() for x in results.values()) else WRONG
             rows = expected(case, dtype, answered)
             if all(judge_rows([Compared(x, rows[n])], dtype)[0].agrees for n, x in results.items()):
                 return answer
@@ -178,7 +186,8 @@ class Judgement:
 
     def _refusals(self, tried: Sequence[Tried], left_out: Sequence[NotJudged]) -> tuple[Fault, ...]:
         """Return a fault if the function takes plain calls of some lengths, and raises in those of others."""
-        plain = {case.name: case for case in all_cases() if case.is_plain}
+        every = {case.name: case.with_axes(self.axes) for case in all_cases() if case.is_plain}
+        plain = {name: case for name, case in every.items() if len(case.pairs) <= self.axes}
         names = {one.case.name for one in tried} & plain.keys()
         takes = {one.dtype for one in tried if one.case.name in names}
         refused = [x for x in left_out if x.case in plain and x.dtype in takes and x.reason.startswith(REFUSES)]

@@ -25,8 +25,8 @@ from .cases import Arrays, HardCase, data, finfo
 Answers = Mapping[str, str]
 """An answer by the field of its question. What is not answered is as in the contract."""
 REFUSED, LACKS, WRONG = "refused", "no such argument", "none of these"
-LEAKS = "reaches queries that mask it"
-"""It has no expected numbers: a NaN anywhere is this answer."""
+LEAKS, OVERFLOWS = "reaches queries that mask it", "overflows"
+"""They have no expected numbers: a NaN anywhere is this answer."""
 ALIGNMENTS = ("upper left", "lower right")
 BOOLEAN = {"not 0 may attend": True, "0 may attend": False}
 """The function has boolean masks alone, and reads a floating one as one: whether what is not 0 may attend."""
@@ -60,7 +60,7 @@ def _expected(case: HardCase, dtype: str, answered: tuple[tuple[str, str], ...])
     arrays, answers = case.arrays(dtype), dict(answered)
     if not math.prod(case.pairs):  # numbers have no maximum where there are none
         fill = np.nan if answers.get("no keys") == "NaN" else 0.0
-        output = np.full((*case.shapes["query"][:-1], case.widths[1]), fill)
+        output = np.full((*case.pairs[:-1], case.widths[1]), fill)
         return {"output": ExpectedRows(output, output)}
     arguments = _arguments(case, arrays, answers)
     rows: dict[str, ExpectedRows] = {}
@@ -198,7 +198,8 @@ def _pulled_back(
         if arguments["sinks"] is not None:
             of_sinks = (of_sink * difference(sign(of_lse), mean))[..., 0]
             others["sinks"] = _summed_to(of_sinks, (case.heads[0], 1))[:, 0]
-        return dict(zip(GRADIENTS, (of_scores @ sign(k), *shared), strict=True)) | others
+        tokens = zip(GRADIENTS, (of_scores @ sign(k), *shared), strict=True)
+        return {name: _summed_to(x, case.shapes[name]) for name, x in tokens} | others
 
     return back(lambda x: x, np.subtract), back(np.abs, np.add)
 

@@ -51,7 +51,8 @@ def with_plant(plant: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_found(name: str) -> None:
-    verdict = judge(with_plant(FAULTS[name]), contract=name == "masked by the least number")
+    by_the_contract = name in ("masked by the least number", "products overflow in float16")
+    verdict = judge(with_plant(FAULTS[name]), contract=by_the_contract)
     assert verdict.faults, verdict
     assert not verdict.agrees
 
@@ -149,8 +150,41 @@ def test_each_answer_of_the_file_is_given_by_a_function() -> None:
     entries = judge_cases_data.data()["questions"]
     other = {answer for entry in entries for answer in entry["answers"][1:]}
     assert other == {answer for *_, answer in OTHER_MEANINGS.values()} | {
-        *("upper left", "not 0 may attend", "0 may attend", "in base 2", "+inf"),
+        *("upper left", "not 0 may attend", "0 may attend", "in base 2", "+inf", "overflows"),
     }
+
+
+def test_a_product_that_overflows_in_float16_is_said_and_is_no_fault() -> None:
+    """The textbook formula in float16 does it, too."""
+    verdict = judge(with_plant(FAULTS["products overflow in float16"]))
+    assert {a.question.partition(" above")[0]: a.answer for a in verdict.departures} == {
+        "A float16 product": "overflows"
+    }
+    assert verdict.agrees, verdict
+
+
+@pytest.mark.parametrize("axes", [2, 3])
+def test_a_function_of_two_or_three_axes_is_judged_in_calls_of_its_own(axes: int) -> None:
+    """Those that ask for heads or for a batch are left out; a fault is found as in four axes."""
+
+    def theirs(query: Any, key: Any, value: Any, attn_mask: Any = None, *, is_causal: bool = False) -> Any:
+        if query.ndim != axes or query.shape[:-2] != key.shape[:-2]:
+            raise ValueError(f"{axes} axes")
+        return attention(query, key, value, attn_mask, is_causal=is_causal)
+
+    def in_tiles(query: Any, key: Any, value: Any, attn_mask: Any = None) -> Any:
+        mask = None if attn_mask is None else attn_mask[..., :64]
+        return theirs(query, key[..., :64, :], value[..., :64, :], mask)
+
+    verdict = judge(theirs)
+    assert verdict.agrees, verdict
+    assert verdict.judged > 250
+    assert {x.reason for x in verdict.not_judged if x.case.startswith("batch [2, 3]")} == {
+        f"refused: ValueError: {axes} axes"
+    }
+    faults = judge(in_tiles, dtypes=["float32"]).faults
+    assert len(faults) > 20
+    assert all(len(re.findall(r"\d+", fault.smallest.partition(", key")[0])) == axes for fault in faults)
 
 
 @pytest.mark.parametrize("wanted", [True, False])
