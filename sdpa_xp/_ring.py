@@ -12,6 +12,7 @@ from ._checks import shown
 from ._libraries import astype_if_needed, library_of
 from ._libraries.meshes import DeviceRing
 from ._libraries.protocols import TRACED, AnyArray, Array
+from ._libraries.trees import with_arrays
 from ._many import walks
 from ._many.blocks import take_arrays
 from ._many.cutting import readable_grid
@@ -19,7 +20,6 @@ from ._many.schedule import plan_ring, to_plain, to_zigzag
 from ._many.walks import Operands, RingCall
 from ._many.windows import merge_windows
 from ._tiles import Tile
-from ._tiles.modifier import with_arrays
 from .errors import ArgumentTypeError, ArgumentValueError
 from .masks import Mask
 from .masks.algebra import AllOf

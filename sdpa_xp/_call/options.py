@@ -26,13 +26,13 @@ from .._checks.score_arrays import (
     check_mask_dtype,
     warn_if_zeros_and_ones,
 )
-from .._libraries import FLOATING, array_signatures, dtype_name, is_array
+from .._libraries import FLOATING, array_signatures, dtype_name, is_array, trees
 from .._libraries.base import Library
 from .._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Rng
+from .._libraries.trees import leaves
 from .._programs import BoundOptions
-from .._tiles import modifier
 from .._tiles.grid import ScoreGrid
-from .._tiles.modifier import PLAIN_TYPES, ScoreModifier, leaves
+from .._tiles.modifier import PLAIN_TYPES, ScoreModifier, signature_of
 from ..errors import ArgumentTypeError, ArgumentValueError
 from ..masks.algebra import AllOf, And, Mask, as_mask
 from ..masks.bands import Causal
@@ -41,6 +41,8 @@ if TYPE_CHECKING:  # few calls have a bias
     from ..biases.algebra import Bias
 
 F = TypeVar("F", bound=Callable[..., Any])
+MAY_HOLD_ARRAYS = ("attn_mask", "bias", "scale", "sinks")
+"""The options that are arrays or hold them. `rng` is not among them, though a generator's key may be one."""
 IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)
 CAUSAL = Causal()
 """The mask of `is_causal`: one object, since masks never change."""
@@ -198,7 +200,7 @@ class CheckedOptions(NamedTuple):
     def with_arrays(self, arrays: Sequence[Array]) -> CheckedOptions:
         """Return the options with other arrays, in the order of `arrays()`."""
         remaining = iter(arrays)
-        return modifier.with_arrays(self._replace(rng=None), lambda _: next(remaining))._replace(rng=self.rng)
+        return trees.with_arrays(self._replace(rng=None), lambda _: next(remaining))._replace(rng=self.rng)
 
 
 def check_options(
@@ -301,16 +303,12 @@ def _masks_and_biases(
 
 def arrays_of(options: CallOptions) -> Iterator[tuple[str, object]]:
     """Return the arrays of the options by name, including arrays inside masks and biases ("bias.slopes")."""
-    for name in ("attn_mask", "bias"):
+    for name in MAY_HOLD_ARRAYS:
         option = getattr(options, name)
         if isinstance(option, ScoreModifier):
             yield from named_arrays(name, option)
-        elif option is not None:
+        elif option is not None and (name != "scale" or is_array(option)):  # others are no numbers
             yield name, option
-    if is_array(options.scale):
-        yield "scale", options.scale
-    if options.sinks is not None:
-        yield "sinks", options.sinks
 
 
 def named_arrays(name: str, option: ScoreModifier) -> Iterator[tuple[str, object]]:
@@ -330,8 +328,8 @@ def floating_arrays(inputs: Mapping[str, Any], options: CallOptions) -> dict[str
 
 def with_arrays(options: CallOptions, change: Callable[[Any], Any]) -> CallOptions:
     """Return the options with each array replaced by `change(array)`, also inside masks and biases."""
-    names = ("attn_mask", "bias", "scale", "sinks")  # not the key of a generator
-    return options._replace(**{name: modifier.with_arrays(getattr(options, name), change) for name in names})
+    changed = {name: trees.with_arrays(getattr(options, name), change) for name in MAY_HOLD_ARRAYS}
+    return options._replace(**changed)
 
 
 def call_signature(function: str, inputs: Mapping[str, Any], options: CallOptions, cache: object) -> object:
@@ -347,13 +345,8 @@ def call_signature(function: str, inputs: Mapping[str, Any], options: CallOption
     key: tuple[object, ...] = options
     if not PLAIN_TYPES.issuperset(types):
         attn_mask, bias, *others = options
-        attn_mask, bias = _signature_of(attn_mask), _signature_of(bias)
+        attn_mask, bias = signature_of(attn_mask), signature_of(bias)
         if attn_mask is None or bias is None or not PLAIN_TYPES.issuperset(types[2:]):
             return None
         key = attn_mask, bias, *others
     return function, cache, types, key, arrays
-
-
-def _signature_of(option: object) -> object:
-    """Return a key of a mask or a bias; None if calls with it are not to be cached, as with an array."""
-    return "" if option is None else option.signature if isinstance(option, ScoreModifier) else None

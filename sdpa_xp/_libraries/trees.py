@@ -1,4 +1,7 @@
-"""Values as trees: objects that a transform of JAX takes apart, and values with other arrays.
+"""Values as trees: their arrays, the same values with other arrays, and objects that JAX takes apart.
+
+The branches of options are tuples, and dataclasses that say along which axes of the scores the axes of their
+arrays lie, in `array_axes`: masks and biases, and what they become when they are bound to a grid.
 
 JAX has no protocol for pytrees, only a registry of classes, and it is not imported here. So a class is
 registered when an object of it is created, or when the first JAX array is seen.
@@ -7,16 +10,19 @@ registered when an object of it is created, or when the first JAX array is seen.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from functools import cached_property, partial
-from typing import Any, ClassVar, Self, TypeVar
+from operator import is_
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar, cast
 
-from . import libraries
+from . import is_array, libraries
 from .base import is_compiling
 
 K = TypeVar("K", bound=type)
+V = TypeVar("V")
+Test: TypeAlias = Callable[[object], bool]
 REGISTERED: set[type] = set()
 WAITING: set[type] = set()
 """The classes of objects that were created before JAX was imported."""
@@ -100,6 +106,65 @@ def mapped(change: Callable[[Any], Any], value: Any) -> Any:
             object.__setattr__(new, field.name, mapped(change, getattr(value, field.name)))
         return new
     return change(value)
+
+
+def has_array_axes(value: object) -> bool:
+    """Return whether a value is a mask, a bias, or what one becomes when it is bound to a grid."""
+    return hasattr(type(value), "array_axes")
+
+
+class Leaf(NamedTuple):
+    """An array of a value, and where it is."""
+
+    array: Any = None
+    path: str = ""
+    """Such as ".parts.0.slopes"."""
+    holder: object = None
+    """The branch that holds it; of an array in a tuple, what holds the tuple."""
+    argument: str = ""
+    """The field of `holder` that it is in; "" without a holder."""
+
+
+ROOT = Leaf()
+
+
+def leaves(value: Any, is_branch: Test = has_array_axes, place: Leaf = ROOT) -> Iterator[Leaf]:
+    """Return the arrays in tuples, lists and branches, which are dataclasses."""
+    if is_array(value):
+        yield place._replace(array=value)
+    elif isinstance(value, (tuple, list)):
+        for number, item in enumerate(value):
+            if not isinstance(item, int):  # a mask may list one for each token
+                yield from leaves(item, is_branch, place._replace(path=f"{place.path}.{number}"))
+    elif is_branch(value):
+        for name, argument in _arguments(value).items():
+            yield from leaves(argument, is_branch, Leaf(None, f"{place.path}.{name}", value, name))
+
+
+def with_arrays(
+    value: V, change: Callable[[Any], Any], is_leaf: Test = is_array, is_branch: Test = has_array_axes
+) -> V:
+    """Return a value with `change(array)` in place of each array, or other leaf, in the order of `leaves`.
+
+    The class of a branch checks its new fields, and computes those that follow from others.
+    """
+    again = partial(with_arrays, change=change, is_leaf=is_leaf, is_branch=is_branch)
+    new: Any = value
+    if is_leaf(value):
+        new = change(value)
+    elif hasattr(value, "with_values"):  # see `Integers`
+        new = new.with_values(again(new.values))
+    elif isinstance(value, (tuple, list)):
+        items = [item if isinstance(item, int) else again(item) for item in value]
+        if not all(map(is_, items, value)):  # some classes take no list of their items
+            new = getattr(value, "_make", type(value))(items)
+    elif is_branch(value):
+        new = replace(new, **{name: again(argument) for name, argument in _arguments(new).items()})
+    return cast(V, new)
+
+
+def _arguments(value: Any) -> dict[str, Any]:
+    return {field.name: getattr(value, field.name) for field in fields(value) if field.init}
 
 
 def _changed_array(change: Callable[[Any], Any], value: Any) -> Any:

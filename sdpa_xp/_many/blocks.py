@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from .._libraries.protocols import Array, Chunks, Shape
+from .._libraries.trees import leaves, with_arrays
 from .._programs import BoundOptions
-from .._tiles.modifier import Leaf, with_leaves
 
 Axis: TypeAlias = int | None
 """An axis of the scores, -1 for S, -2 for L, -3 for Hq, and so on; `KEY_HEADS`; or None for any other axis."""
@@ -131,29 +130,21 @@ def _ranges(cuts: set[int]) -> tuple[range, ...]:
     return tuple(range(start, stop) for start, stop in itertools.pairwise(sorted(cuts)))
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:  # no plain int, which options hold too
-    """The place of an array in bound options."""
-
-    index: int
+class Slot:
+    """What stands for each array in bound options: the class itself, which is pickled by its name."""
 
 
 def take_arrays(bound: BoundOptions) -> tuple[BoundOptions, list[AlignedArray]]:
     """Return the options with a slot for each array, and the arrays in the order of the slots."""
-    arrays: list[AlignedArray] = []
-
-    def take(leaf: Leaf) -> Slot:
-        axes: tuple[Axis, ...] | None = getattr(leaf.holder, "array_axes", {}).get(leaf.argument)
+    arrays = []
+    for array, _, holder, argument in leaves(bound):
+        axes: tuple[Axis, ...] | None = getattr(holder, "array_axes", {}).get(argument)
         # Others broadcast to the scores.
-        arrays.append(AlignedArray(leaf.array, aligned_axes((), leaf.array.ndim) if axes is None else axes))
-        return Slot(len(arrays) - 1)
-
-    return with_leaves(bound, take), arrays
+        arrays.append(AlignedArray(array, aligned_axes((), array.ndim) if axes is None else axes))
+    return with_arrays(bound, lambda _: Slot), arrays
 
 
 def put_blocks(bound: BoundOptions, blocks: Sequence[Array]) -> BoundOptions:
     """Return the options with a block in each slot."""
-    filled: BoundOptions = with_leaves(
-        bound, lambda leaf: blocks[leaf.array.index], lambda part: isinstance(part, Slot)
-    )
-    return filled
+    remaining = iter(blocks)
+    return with_arrays(bound, lambda _: next(remaining), lambda part: part is Slot)

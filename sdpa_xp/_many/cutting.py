@@ -12,12 +12,13 @@ from .._call import PreparedCall
 from .._libraries import dtype_name, library_of, numpy_array
 from .._libraries.dask import DaskGraphs
 from .._libraries.protocols import READ_ONLY, Array, Chunks, Key
+from .._libraries.trees import with_arrays
 from .._programs import BoundOptions, Scores
 from .._programs.dropout import Dropout
 from .._programs.gradients import PROBE_SIDE
 from .._tiles import ArraySource, Tile
 from .._tiles.grid import CallGrid, ScoreGrid
-from .._tiles.modifier import ScoreModifier, with_arrays
+from .._tiles.modifier import ScoreModifier
 from ..biases.algebra import Bias, Sum, Term
 from ..biases.custom import FunctionBias
 from ..masks.algebra import Combined, Mask, Pattern

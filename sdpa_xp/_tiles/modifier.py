@@ -1,25 +1,18 @@
-"""What masks and biases have in common: small immutable values that compare by their arguments.
-
-They and other options are trees, of which this has the arrays, and the same tree with other arrays. The
-branches are tuples, and dataclasses that say along which axes of the scores the axes of their arrays lie, in
-`array_axes`. These are masks and biases, and what they become when they are bound to a grid.
-"""
+"""What masks and biases have in common: small immutable values that compare by their arguments."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from importlib import import_module
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal
 
 from .._checks import Immutable, call_of
-from .._checks.score_arrays import Integers
 from .._libraries import is_array
-from .._libraries.trees import Tree
+from .._libraries.trees import Tree, leaves
 from ..errors import PACKAGE
 
-V = TypeVar("V")
 PLAIN_TYPES = frozenset({type(None), bool, int, float, str})
 """Two values of one of these types are interchangeable if they are equal."""
 MOST_NUMBERS = 256
@@ -83,13 +76,8 @@ class ScoreModifier(Tree, Immutable):
             items = argument if isinstance(argument, tuple) else (argument,)
             if len(items) > MOST_NUMBERS:
                 return None
-            for item in items:
-                part = item.signature if isinstance(item, ScoreModifier) else (type(item), item)
-                if part is None or not (isinstance(item, ScoreModifier) or type(item) in PLAIN_TYPES):
-                    return None
-                signature.append(part)
-            signature.append(len(items) if isinstance(argument, tuple) else None)
-        return tuple(signature)
+            signature += [*map(signature_of, items), len(items) if isinstance(argument, tuple) else ""]
+        return None if None in signature else tuple(signature)
 
     def _has_class_of_caller(self) -> bool:
         return not type(self).__module__.startswith(f"{PACKAGE}.")
@@ -127,60 +115,11 @@ class ScoreModifier(Tree, Immutable):
         return ((argument.name, getattr(self, argument.name)) for argument in fields(self) if argument.init)
 
 
-class Leaf(NamedTuple):
-    """An array of a tree."""
-
-    array: Any
-    holder: object
-    """The value that holds it; of one in a tuple, what holds the tuple."""
-    argument: str
-    """The argument of `holder` that it is; "" is none."""
-
-
-def leaves(tree: Any, holder: object = None, argument: str = "") -> Iterator[Leaf]:
-    """Return the arrays of a tree, in the order in which `with_leaves` changes them."""
-    if is_array(tree):
-        yield Leaf(tree, holder, argument)
-    elif isinstance(tree, tuple):
-        for item in tree:
-            yield from leaves(item, holder, argument)
-    elif _is_branch(tree):
-        for field in fields(tree):
-            if field.init:
-                yield from leaves(getattr(tree, field.name), tree, field.name)
-
-
-def with_leaves(
-    tree: Any,
-    change: Callable[[Leaf], Any],
-    is_leaf: Callable[[object], bool] = is_array,
-    holder: object = None,
-    argument: str = "",
-) -> Any:
-    """Return the same tree with each array, or other leaf, replaced by what `change` makes of it."""
-    if is_leaf(tree):
-        return change(Leaf(tree, holder, argument))
-    if isinstance(tree, Integers):
-        return tree.with_values(with_leaves(tree.values, change, is_leaf, holder, argument))
-    if isinstance(tree, tuple):
-        items = [with_leaves(item, change, is_leaf, holder, argument) for item in tree]
-        # A NamedTuple takes its items one by one.
-        return type(tree)(*items) if hasattr(tree, "_fields") else tuple(items)
-    if _is_branch(tree):
-        parts = {field.name: getattr(tree, field.name) for field in fields(tree) if field.init}
-        # `replace` computes the fields anew that follow from others.
-        return replace(tree, **{name: with_leaves(x, change, is_leaf, tree, name) for name, x in parts.items()})
-    return tree
-
-
-def with_arrays(tree: V, change: Callable[[Any], Any]) -> V:
-    """Return the same tree with each array replaced by `change(array)`."""
-    changed: V = with_leaves(tree, lambda leaf: change(leaf.array))
-    return changed
-
-
-def _is_branch(value: Any) -> bool:
-    return hasattr(type(value), "array_axes")
+def signature_of(value: object) -> object:
+    """Return a key that only interchangeable values share; None if calls with them are not to be cached."""
+    if isinstance(value, ScoreModifier):
+        return value.signature
+    return (type(value), value) if type(value) in PLAIN_TYPES else None
 
 
 def loaded(package: str, name: str, files: Mapping[str, str]) -> object:

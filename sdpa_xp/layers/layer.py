@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from html import escape
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -14,7 +14,7 @@ from .._display import nested
 from .._libraries import FLOATING, computing, dtype_name, is_array, is_number, library_of, namespace_name
 from .._libraries.base import CUDA
 from .._libraries.protocols import AnyArray, Array, Device
-from .._libraries.trees import Tree
+from .._libraries.trees import Tree, leaves, with_arrays
 from ..errors import ArgumentTypeError, ArgumentValueError, summary
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Layer(Tree, Immutable):
     @property
     def parameters(self) -> dict[str, AnyArray]:
         """The arrays of the layer by name, such as "inner.weight" for a layer in the field `inner`."""
-        return _arrays_in("", self)
+        return {leaf.path[1:]: leaf.array for leaf in leaves(self, _is_layer)}
 
     def with_parameters(self, parameters: Mapping[str, AnyArray]) -> Self:
         """Return a copy of the layer in which the named arrays are replaced. The other arrays stay.
@@ -62,7 +62,8 @@ class Layer(Tree, Immutable):
             if not (is_array(value) or is_number(value)):  # arrays of no axes become numbers in NumPy
                 rule = f'`parameters["{name}"]` must be an array'
                 raise ArgumentTypeError(function, rule, {name: shown(value)})
-        return cast(Self, _replace_in("", self, parameters))
+        arrays = iter([parameters.get(name, array) for name, array in self.parameters.items()])
+        return with_arrays(self, lambda _: next(arrays), is_array, _is_layer)
 
     def to(self, like: object = None, device: object = None, *, dtype: object = None) -> Self:
         """Return the layer with its arrays copied to another library, device or dtype.
@@ -165,22 +166,8 @@ def _parts_of(value: object, name: str = "") -> dict[str, Any]:
     return {f"{prefix}{n}": item for n, item in enumerate(value)} if isinstance(value, tuple | list) else {}
 
 
-def _arrays_in(name: str, value: object) -> dict[str, AnyArray]:
-    """Return the arrays in a value by name."""
-    if is_array(value):
-        return {name: value}
-    parts = [_arrays_in(*part) for part in _parts_of(value, name).items()]
-    return {inner: array for arrays in parts for inner, array in arrays.items()}
-
-
-def _replace_in(name: str, value: Any, parameters: Mapping[str, AnyArray]) -> Any:
-    """Return a value with the arrays that `parameters` names instead of its own."""
-    items = [_replace_in(*part, parameters) for part in _parts_of(value, name).items()]
-    if isinstance(value, Layer):
-        return replace(cast(Any, value), **dict(zip(_parts_of(value), items, strict=True)))
-    if isinstance(value, tuple | list) and _arrays_in(name, value):
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)  # a NamedTuple, or not
-    return parameters.get(name, value)
+def _is_layer(value: object) -> bool:
+    return isinstance(value, Layer)
 
 
 def _tree(layer: Layer, *, is_open: bool) -> str:

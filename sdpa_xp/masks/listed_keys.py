@@ -12,10 +12,10 @@ from .._checks.keywords import LARGEST_INTEGER, check_block_size, explains_keywo
 from .._checks.score_arrays import THE_BATCH, check_broadcasts, check_ids, frozen_integers, is_integral
 from .._libraries import astype_if_needed, dtype_name, has_override, is_array, library_of, namespace_of
 from .._libraries.protocols import AnyArray, Array, Shape
+from .._libraries.trees import leaves
 from .._tiles import Allowed, Tile, collapse_uniform, either, tuning
 from .._tiles.grid import CallGrid, ScoreGrid
 from .._tiles.key_lists import KeyLists
-from .._tiles.modifier import leaves
 from ..errors import ArgumentTypeError, ArgumentValueError
 from .algebra import AllOf, Joined, Mask, NoneOf, Pattern
 from .bands import Band, Chunked, Dilated

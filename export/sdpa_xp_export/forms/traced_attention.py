@@ -12,7 +12,7 @@ from sdpa_xp import AttentionState
 from sdpa_xp._checks.arrays import HLE
 from sdpa_xp._checks.keywords import check_block_size
 from sdpa_xp._libraries.jets import Jet
-from sdpa_xp._tiles.modifier import leaves
+from sdpa_xp._libraries.trees import leaves
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.masks import Mask
