@@ -14,9 +14,8 @@ from ._checks.score_arrays import IntegersLike, frozen
 from ._libraries.protocols import AnyArray
 from .biases import Bias
 from .errors import ArgumentValueError
-from .masks import Mask
+from .masks import Mask, SlidingWindow
 from .masks.algebra import as_mask
-from .masks.bands import SlidingWindow
 from .masks.lengths import Padding
 
 A = TypeVar("A", bound=AnyArray)

@@ -108,13 +108,13 @@ class SinkWithoutKeys:
 
     def __init__(self) -> None:
         self.has_sinks = False
-        self.plant = {"scores": self.begin, "sinks": self.found, "output": self.output}
+        self.plant = {"scores": self.begin, "sinks": self.note_sinks, "output": self.output}
 
     def begin(self, scores: Any, *_more: Any) -> Any:
         self.has_sinks = False
         return scores
 
-    def found(self, sinks: Any, _factor: Any) -> Any:
+    def note_sinks(self, sinks: Any, _factor: Any) -> Any:
         self.has_sinks = True
         return sinks
 

@@ -34,8 +34,8 @@ from .._programs import BoundOptions
 from .._tiles.grid import ScoreGrid
 from .._tiles.modifier import PLAIN_TYPES, ScoreModifier, signature_of
 from ..errors import ArgumentTypeError, ArgumentValueError
+from ..masks import Causal
 from ..masks.algebra import AllOf, And, Mask, as_mask
-from ..masks.bands import Causal
 
 if TYPE_CHECKING:  # few calls have a bias
     from ..biases.algebra import Bias

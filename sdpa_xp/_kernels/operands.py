@@ -12,8 +12,8 @@ from .._call import PreparedCall, shared_by_equal_calls
 from .._libraries.protocols import Array, Namespace, Shape
 from .._tiles import is_masked
 from ..biases.algebra import ArrayBias
+from ..masks import Causal
 from ..masks.algebra import ArrayMask, Mask
-from ..masks.bands import Causal
 from ..masks.lengths import Padding
 
 MANY_SCORES = 2**20

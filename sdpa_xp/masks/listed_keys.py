@@ -17,8 +17,8 @@ from .._tiles import Allowed, Tile, collapse_uniform, either, tuning
 from .._tiles.grid import CallGrid, ScoreGrid
 from .._tiles.key_lists import KeyLists
 from ..errors import ArgumentTypeError, ArgumentValueError
+from . import Band, Chunked, Dilated
 from .algebra import AllOf, Joined, Mask, NoneOf, Pattern
-from .bands import Band, Chunked, Dilated
 from .lengths import KeysBefore
 from .tables import rows_of_tables
 

@@ -16,7 +16,7 @@ from internals import ONE_CORE, FirstPosition, ScoreGrid, Scores, Tile, grid_of
 from places import ancestors, drawn_neighbourhoods, neighbours
 
 from sdpa_xp import masks, scaled_dot_product_attention
-from sdpa_xp.masks.bands import Band
+from sdpa_xp.masks import Band
 
 BATCH, HEADS, QUERIES, KEYS = SHAPE = (2, 2, 5, 6)
 B, H, R, J = np.ogrid[:BATCH, :HEADS, :QUERIES, :KEYS]
