@@ -107,10 +107,6 @@ def _in_mlx(x: NDArray[Any]) -> Any:
     return on_default
 
 
-def _devices_of_torch(torch: Any) -> dict[str, Any]:
-    return {name: name for name in ("cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count())))}
-
-
 class Package(NamedTuple):
     """How a library is found."""
 
@@ -124,7 +120,9 @@ class Package(NamedTuple):
 
 _PACKAGES = {
     "numpy": Package("numpy"),
-    "torch": Package("torch", _devices_of_torch),
+    "torch": Package(
+        "torch", lambda torch: {x: x for x in ("cpu", *map("cuda:{}".format, range(torch.cuda.device_count())))}
+    ),
     "array-api-strict": Package("array_api_strict"),
     "jax": Package(
         "jax.numpy", lambda _: {str(device): device for device in importlib.import_module("jax").devices()}

@@ -120,7 +120,7 @@ def jit(
         raise ArgumentTypeError(FUNCTION, "`layer` must be callable", got, NOT_CALLABLE_HINT)
     parsed = Runtime.parse(FUNCTION, runtime)
     _check_here(parsed)
-    check_opset(FUNCTION, opset)
+    check_opset(FUNCTION, opset, parsed)
     check_loaded_opset(FUNCTION, opset, parsed)
     check_form(FUNCTION, form)
     verify = check_flag(FUNCTION, "verify", verify)
@@ -245,7 +245,9 @@ class JittedLayer:
                 return self.__wrapped__(*args, **keywords)
             prepared = self._prepared(call, arrays)
             if signatures is not None:
-                _remember(self._runs, key, prepared)
+                if len(self._runs) >= MOST_SHAPES:  # a past that grows has each length once
+                    self._runs.clear()
+                self._runs[key] = prepared
         run, traced = prepared
         try:
             return traced.outputs(run(arrays))
@@ -398,12 +400,6 @@ def _too_much(layer: Callable[..., Any]) -> ArgumentValueError:
     rule = f"`layer` must lead to at most {MOST:,} objects, which each call compares"
     hint = "Write a function with what it needs in its closure, in place of an object with the whole program."
     return ArgumentValueError(FUNCTION, rule, {"layer": brief(layer)}, hint)
-
-
-def _remember(runs: dict[object, Prepared], key: object, prepared: Prepared) -> None:
-    if len(runs) >= MOST_SHAPES:  # a past that grows has each length once
-        runs.clear()
-    runs[key] = prepared
 
 
 def _verify(model: Model, layer: Callable[..., Any], bound: BoundArguments, runtime: Runtime) -> None:

@@ -90,7 +90,9 @@ def save(
     small = initializer_bytes(model) <= check_integer("save", "external_above", external_above, most=math.inf)
     with reworded(ARGUMENT, path):
         target = free_target(path, ARGUMENT, overwrite=replaces)
-        check_is_no_input(ARGUMENT, target, _read_by(model) | _data_beside(target))
+        owner = target.with_suffix("").with_suffix("")  # of which `target` may be the data file
+        beside = {target: f"the data of {owner.name}"} if target in _data_of(owner) else {}
+        check_is_no_input(ARGUMENT, target, _read_by(model) | beside)
         data = target.with_name(f"{target.name}.{uuid.uuid4().hex}.data")
         files = {data}
 
@@ -118,12 +120,6 @@ def _read_by(model: Model) -> dict[Path, str]:
                 files[Path(array.filename)] = "a file that numbers of `model` are read from"
             array = getattr(array, "base", None)
     return files
-
-
-def _data_beside(target: Path) -> dict[Path, str]:
-    """Return `target` itself if it is the data file of a model in its folder."""
-    owner = target.with_suffix("").with_suffix("")
-    return {target: f"the data of {owner.name}"} if target in _data_of(owner) else {}
 
 
 def _data_of(target: Path) -> set[Path]:

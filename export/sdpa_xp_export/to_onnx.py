@@ -227,7 +227,7 @@ def _fixed_names(bound: inspect.BoundArguments) -> list[str]:
 
 
 def _opset(opset: int | None, form: str, runtime: Runtime) -> int:
-    check_opset(FUNCTION, opset)
+    check_opset(FUNCTION, opset, runtime)
     if opset is not None:
         return opset
     newest = FORMS["attention"]  # the form that needs the newest opset; a graph has one for all of its calls

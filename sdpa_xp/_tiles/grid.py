@@ -410,7 +410,8 @@ class ScoreGrid(CallGrid):
         if not shape:
             return value
         if shape[0] == 1 or len(entries) == 1:  # one number, not an array, so that tiles outside can be skipped
-            return value[entries[0] if shape[0] > 1 else 0]
+            entry = entries[0] if shape[0] > 1 else 0
+            return value[entry] if is_array(value) else self._integer_of(name, value, entry)
         if is_array(value):
             is_read = self.padding is not None and is_integral(value)
             if not is_read:
@@ -418,7 +419,10 @@ class ScoreGrid(CallGrid):
             value = library_of(value).to_list(value)  # each is compared with a length, so all are read at once
         integers = [value[entry] for entry in entries]
         is_equal = len(set(integers)) == len(set(map(type, integers))) == 1  # True == 1, which is refused
-        return integers[0] if is_equal else integers
+        return self._integer_of(name, value, entries[0]) if is_equal else integers
+
+    def _integer_of(self, name: str, values: Any, entry: int) -> int:
+        return check_integer(self.function, f"{name}[{entry}]", values[entry], -LARGEST_INTEGER)
 
 
 def grid_of(

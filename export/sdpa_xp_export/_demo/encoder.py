@@ -117,7 +117,8 @@ def _encoder_layer(
     x = _layer_norm(
         x + _linear(merged, _part(part, "attention.output.dense")), _part(part, "attention.output.LayerNorm")
     )
-    inner = _gelu(_linear(x, _part(part, "intermediate.dense")))
+    inner = _linear(x, _part(part, "intermediate.dense"))
+    inner = np.asarray(inner * (0.5 + 0.5 * _erf(inner / math.sqrt(2))), np.float32)  # GELU
     return _layer_norm(x + _linear(inner, _part(part, "output.dense")), _part(part, "output.LayerNorm"))
 
 
@@ -141,10 +142,6 @@ def _layer_norm(x: Floats, part: Mapping[str, Floats]) -> Floats:
 
 
 _erf = np.vectorize(math.erf, otypes=[np.float32])  # NumPy has none
-
-
-def _gelu(x: Floats) -> Floats:
-    return np.asarray(x * (0.5 + 0.5 * _erf(x / math.sqrt(2))), np.float32)
 
 
 class AttentionMap(NamedTuple):

@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdpa_xp._checks import nearest_hint
+from sdpa_xp._checks.arrays import HLE, LHE
+from sdpa_xp._checks.keywords import check_choice, check_layout
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 from .._backends import LIBRARIES, Backend, find_backends
@@ -26,10 +28,8 @@ from .._runtime.releases import PROVIDERS
 from .cases import Arrays, HardCase, data
 from .semantics import GRADIENTS, OF_OPTIONS
 
-LAYOUTS = ("...HLE", "...LHE")
 SHARED = ("bool", "float16", "float32", "float64")
 """The dtypes in which NumPy and torch can share memory."""
-LIBRARIES_OF_MODULES = {"torch": "torch", "jax": "jax", "mlx": "mlx", "cupy": "cupy", "dask": "dask"}
 
 
 class LacksError(Exception):
@@ -63,7 +63,7 @@ class JudgedFunction:
     backend: Backend
     names: Mapping[str, Any]
     """Its keyword by the name of the cases; a pair is a keyword and the value that asks for it."""
-    layout: str = "...HLE"
+    layout: str = HLE
     needed: frozenset[str] = frozenset()
     """The options that it has no default for, of `mask` and `scale`."""
     is_model: bool = False
@@ -139,7 +139,7 @@ class JudgedFunction:
 
     def _laid_out(self, x: NDArray[Any]) -> NDArray[Any]:
         """Return an array with its heads where the function has them; the same swap leads back."""
-        return np.swapaxes(x, -2, -3) if self.layout == "...LHE" and x.ndim > 2 else x
+        return np.swapaxes(x, -2, -3) if self.layout == LHE and x.ndim > 2 else x
 
     def _gradients(
         self, case: HardCase, arrays: Arrays, tokens: Arrays, keywords: Arrays
@@ -214,11 +214,10 @@ def find_function(
         raise ArgumentTypeError("judge", rule, {"function": type(target).__name__})
     module = (shown if isinstance(function, str) else str(getattr(target, "__module__", ""))).partition(":")[0]
     known: dict[str, Any] = data()["functions"].get(f"{module}:{shown.rpartition(':')[2]}", {})
-    library = library or known.get("library") or LIBRARIES_OF_MODULES.get(module.partition(".")[0], "numpy")
-    layout = layout or known.get("layout", LAYOUTS[0])
-    if layout not in LAYOUTS:
-        rule = f"`layout` must be one of {', '.join(LAYOUTS)}"
-        raise ArgumentValueError("judge", rule, {"layout": repr(layout)})
+    top = module.partition(".")[0]
+    library = library or known.get("library") or (top if top in LIBRARIES else "numpy")
+    layout = str(layout or known.get("layout", HLE))
+    check_layout("judge", layout)
     names_here, needed, keywords = _names(target)
     words = {**names_here, **known.get("names", {}), **(names or {})}
     if unknown := [name for name in words if name not in data()["names"]]:
@@ -231,9 +230,7 @@ def find_function(
         rule = "`names` must lead to keywords of the function"
         got = {"names": repr(sorted({*chosen} - keywords)[0])}
         raise ArgumentValueError("judge", rule, got, f"It has {', '.join(sorted(keywords))}.")
-    if library not in LIBRARIES:
-        rule = f"`library` must be one of {', '.join(LIBRARIES)}"
-        raise ArgumentValueError("judge", rule, {"library": repr(library)}, nearest_hint(library, LIBRARIES))
+    check_choice("judge", "library", library, LIBRARIES, hint=nearest_hint(library, LIBRARIES))
     return JudgedFunction(target, shown, find_backends([library])[0], words, layout, needed, is_model)
 
 

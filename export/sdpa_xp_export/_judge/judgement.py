@@ -93,13 +93,13 @@ class Judgement:
     def _profile(self) -> tuple[Answer, ...]:
         """Ask the questions of the file, one after the other: each builds on the answers before it."""
         profile, entries = [], data()["questions"]
-        self.axes = next((axes for axes in (4, 3, 2) if self._asked(entries[0], axes) != REFUSED), 4)
+        self.axes = next((axes for axes in (4, 3, 2) if self._answer_to(entries[0], axes) != REFUSED), 4)
         for entry in entries:
-            answer = self.answers[entry["field"]] = self._asked(entry, self.axes)
+            answer = self.answers[entry["field"]] = self._answer_to(entry, self.axes)
             profile.append(Answer(entry["question"], answer, entry["answers"][0], entry["rule"]))
         return (*profile, self._kept_dtype(data()["dtype"]))
 
-    def _asked(self, entry: Mapping[str, Any], axes: int) -> str:
+    def _answer_to(self, entry: Mapping[str, Any], axes: int) -> str:
         case, field = questions()[entry["question"]].with_axes(axes), entry["field"]
         if case.bias is not None and self.answers.get("floating") in BOOLEAN:
             return LACKS
@@ -163,9 +163,9 @@ class Judgement:
         other = [n for n, x in results.items() if kept and n != "lse" and x.dtype.name != dtype]
         wrong = f"{other[0]} is {results[other[0]].dtype.name}" if other else ""
         size = float(case.draw.get("query", {}).get("times", 1.0))
-        compared = {
-            name: Compared(x, rows[name], max(size, 1.0), _kind(case), dtype) for name, x in results.items()
-        }
+        # What the errors of a case depend on beside the size of its scores.
+        kind = " ".join(sorted(n for n, rule in case.draw.items() if {"times", "uneven", "plus"} & {*rule}))
+        compared = {n: Compared(x, rows[n], max(size, 1.0), kind, dtype) for n, x in results.items()}
         return Tried(case, dtype, compared, wrong)
 
     def _faults(self, tried: Sequence[Tried]) -> tuple[Fault, ...]:
@@ -235,11 +235,6 @@ class Judgement:
         return not isinstance(one, str) and not all(
             judge_rows([x], dtype)[0].agrees for x in one.compared.values()
         )
-
-
-def _kind(case: HardCase) -> str:
-    """Return what the errors of a case depend on beside the size of its scores."""
-    return " ".join(sorted(name for name, rule in case.draw.items() if {"times", "uneven", "plus"} & {*rule}))
 
 
 def _smaller(case: HardCase) -> Iterator[HardCase]:

@@ -75,7 +75,9 @@ def _expected(case: HardCase, dtype: str, answered: tuple[tuple[str, str], ...])
             meant = np.where(by_mask, answers.get("empty", "0"), answers.get("empty by -inf", "0"))
             rows["output"] = _with_empty_rows(rows["output"], arguments, without, meant)
     if "lse" in rows and answers.get("lse") == "in base 2":
-        rows["lse"] = _scaled(rows["lse"], 1 / math.log(2))
+        names, natural = ("reference", "textbook", "magnitude", "terms", "spread"), rows["lse"]
+        in_2 = {name: x / math.log(2) for name in names if (x := getattr(natural, name)) is not None}
+        rows["lse"] = replace(natural, **in_2)
     if "lse" in rows and answers.get("empty lse") == "+inf":
         lse = rows["lse"].reference
         rows["lse"] = replace(rows["lse"], reference=np.where(np.isneginf(lse), np.inf, lse))
@@ -139,12 +141,6 @@ def _with_empty_rows(
         for name, x in arrays.items():
             arrays[name] = np.where(chosen, fill if name in ("reference", "textbook") else size, x)
     return replace(rows, **arrays)
-
-
-def _scaled(rows: ExpectedRows, factor: float) -> ExpectedRows:
-    """Return the rows in another unit."""
-    names = ("reference", "textbook", "magnitude", "terms", "spread")
-    return replace(rows, **{name: x * factor for name in names if (x := getattr(rows, name)) is not None})
 
 
 def _gradients(

@@ -53,10 +53,9 @@ def first_right(form: str, oldest: Release) -> Release:
 
 def still_wrong(form: str, provider: str) -> str:
     """Return the defect without an end for which the form is refused on a provider; "" if there is none."""
-    known = (
-        defect for defect in known_defects().values() if (defect.form, defect.provider) == (form, provider)
-    )
-    return next((defect.what for defect in known if defect.until == NEVER), "")
+    wanted = (form, provider, NEVER)
+    known = (x.what for x in known_defects().values() if (x.form, x.provider, x.until) == wanted)
+    return next(known, "")
 
 
 def defect_notes(

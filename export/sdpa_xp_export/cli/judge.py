@@ -7,11 +7,11 @@ from typing import Any
 
 import typer
 
+from sdpa_xp._checks.arrays import LAYOUTS
 from sdpa_xp.errors import ArgumentValueError
 
 from .._backends import LIBRARIES
 from .._judge.cases import data
-from .._judge.function import LAYOUTS
 from .._judge.judgement import DTYPES
 from ..judge import judge as judged
 from . import DISAGREES

@@ -85,8 +85,7 @@ def choose(
         runtime: The oldest runtime, and the provider.
     """
     check_form(function, form)
-    check_opset(function, opset, f"; no form supports {opset!r}")
-    _check_tried_opset(function, opset, runtime)
+    check_opset(function, opset, runtime, f"; no form supports {opset!r}")
     if form == "auto":
         check_loaded_opset(function, opset, runtime)
         name, reason = _best(call, opset, runtime)
@@ -136,16 +135,13 @@ def check_form(function: str, form: object) -> None:
         raise ArgumentValueError(function, rule, {"form": repr(form)}, nearest_hint(form, known))
 
 
-def check_opset(function: str, opset: object, consequence: str = "") -> None:
-    """Check that a form can be written in the opset; None is one that it can."""
+def check_opset(function: str, opset: object, runtime: Runtime, consequence: str = "") -> None:
+    """Check that a form can be written in the opset for the provider; None is one that it can."""
     if isinstance(opset, bool) or not isinstance(opset, int | None):
         raise ArgumentTypeError(function, "`opset` must be an integer", {"opset": repr(opset)})
     if opset is not None and opset not in OPSETS:
         rule = f"`opset` must be {OPSETS[0]} to {OPSETS[-1]}{consequence}"
         raise ArgumentValueError(function, rule, {"opset": opset})
-
-
-def _check_tried_opset(function: str, opset: int | None, runtime: Runtime) -> None:
     last = LAST_OPSET.get(runtime.provider, OPSETS[-1])
     if opset is not None and opset > last:
         rule = f"`opset` must be at most {last} for {runtime.provider}, where no later one was tried"
@@ -154,7 +150,6 @@ def _check_tried_opset(function: str, opset: int | None, runtime: Runtime) -> No
 
 def check_loaded_opset(function: str, opset: int | None, runtime: Runtime) -> None:
     """Check that the runtime loads graphs of that opset; None is one that it loads."""
-    _check_tried_opset(function, opset, runtime)
     oldest = _first_release(opset)
     if runtime.is_before(oldest):
         rule = f"`opset` {opset} needs onnxruntime {release_text(oldest)} or later"

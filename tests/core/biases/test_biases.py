@@ -280,8 +280,7 @@ def test_biases_are_applied_from_left_to_right(library: Library) -> None:
 @pytest.mark.rule("R18")
 def test_a_floating_mask_comes_before_the_bias(library: Library) -> None:
     double, mask = biases.from_function(lambda s, *_: s * 2), np.asarray([0.5, 0.0, -1.0], F)
-    found = weights(library, double, attn_mask=mask)
-    np.testing.assert_allclose(found, softmax(3, 4, 4), rtol=0, atol=2e-6)
+    np.testing.assert_allclose(weights(library, double, attn_mask=mask), softmax(3, 4, 4), rtol=0, atol=2e-6)
 
 
 def test_array_on_the_left(library: Library) -> None:

@@ -27,24 +27,13 @@ CASES = judge_cases_data.all_cases()
 CONTRACT = (Path(__file__).parents[3] / "docs" / "reference" / "contract.md").read_text("utf-8")
 
 
-def with_plant(plant: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """The right attention with a fault, and the signature of torch."""
+def with_plant(plant: dict[str, Callable[..., Any]], function: Any = attention) -> Callable[..., Any]:
+    """The right attention with a fault."""
 
-    def planted(
-        query: Any,
-        key: Any,
-        value: Any,
-        attn_mask: Any = None,
-        *,
-        bias: Any = None,
-        is_causal: bool = False,
-        scale: float | None = None,
-        softcap: float | None = None,
-        sinks: Any = None,
-    ) -> Any:
-        rules = {"bias": bias, "is_causal": is_causal, "scale": scale, "softcap": softcap, "sinks": sinks}
-        return attention(query, key, value, attn_mask, **rules, plant=plant)
+    def planted(*tokens: Any, **rules: Any) -> Any:
+        return function(*tokens, **rules, plant=plant)
 
+    planted.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
     return planted
 
 
@@ -464,10 +453,7 @@ def test_gradients_of_torch_are_judged() -> None:
 @pytest.mark.needs("torch")
 @pytest.mark.parametrize("name", ["", *GRADIENT_FAULTS])
 def test_a_planted_fault_of_a_backward_pass_is_found(name: str) -> None:
-    def theirs(query: Any, key: Any, value: Any, attn_mask: Any = None, **rules: Any) -> Any:
-        return differentiable(query, key, value, attn_mask, **rules, plant=GRADIENT_FAULTS.get(name))
-
-    theirs.__signature__ = inspect.signature(differentiable)  # type: ignore[attr-defined]
+    theirs = with_plant(GRADIENT_FAULTS.get(name, {}), differentiable)
     verdict = judge(theirs, library="torch", dtypes=["float32", "float16"])
     cases = [fault.case for fault in verdict.faults if fault.case.startswith("gradients")]
     assert len(cases) == len([fault for fault in verdict.faults if "NaN" not in fault.case])
