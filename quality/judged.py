@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from browsers import PLUGIN, adapter
+from browsers import DRIVER, PLUGIN, adapter
 
 from benchmarks import machine
 
@@ -204,6 +204,8 @@ def verdict_of(name: str) -> dict[str, Any]:
     function, library = JUDGED[name]
     if "onnxruntime" in name and not name.endswith(f" {onnxruntime.__version__}"):
         raise SystemExit(f"`make judged` installs the release; here is onnxruntime {onnxruntime.__version__}")
+    if "WebGPU" in name and not DRIVER.is_file():  # or the CPU would compute the row
+        raise SystemExit("`make judged` needs Debian's chromium, whose SwiftShader computes WebGPU")
     verdict = judge(function, library=library)
     profile = {answer.question: answer.answer for answer in verdict.profile}
     faults = [
