@@ -156,7 +156,7 @@ class OverRules(Over):
         define = partial(self.inner.define, *computes, of_pairs=of_pairs)
         product = self.kind.bilinear(lambda s, t: define(s, t, *masks), left, right)
         if masks and of_pairs and self.kind.owns(product):
-            # What follows may have a slope of NaN where a pair may not attend, as in `differentiable.py`.
+            # What follows may have a slope of NaN where a pair may not attend, as in `differentiable_product`.
             where, masked = self.kind.of_values.where, product.parts[1:]
             product.parts[1:] = [None if x is None else where(masks[0], x, 0.0) for x in masked]
         return product
