@@ -244,6 +244,34 @@ def test_to_take_one_query_alone_is_no_fault(most: int) -> None:
     assert judge(theirs, dtypes=["float32"]).agrees == (most == 1)
 
 
+@pytest.mark.parametrize("bounds", [(-1e3, math.inf), (-math.inf, 1e4), (-1e8, 1e8)])
+def test_scores_that_are_cut_are_found_without_a_mask(bounds: tuple[float, float]) -> None:
+    def theirs(query: Any, key: Any, value: Any) -> Any:
+        return attention(query, key, value, plant={"scores": lambda scores, *_: np.clip(scores, *bounds)})
+
+    assert judge(theirs, dtypes=["float32"]).faults
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_float16_scores_that_are_scaled_first_are_right(first: bool) -> None:
+    """They have no product that overflows; the scores themselves are rounded, as the textbook formula's are."""
+
+    def theirs(query: Any, key: Any, value: Any, *, scale: Any = None) -> Any:
+        factor = np.asarray(query.shape[-1] ** -0.5 if scale is None else scale, query.dtype)
+        whole, half = (factor, 1) if first else (np.sign(factor) * np.sqrt(abs(factor)), np.sqrt(abs(factor)))
+
+        def rounded(_scores: Any, q: Any, k: Any, _factor: Any) -> Any:
+            halves = (x.astype(query.dtype) for x in (q, np.swapaxes(k, -1, -2)))
+            left, right = (x * f for x, f in zip(halves, (whole, half), strict=True))
+            return (left @ right).astype(query.dtype).astype(q.dtype)
+
+        return attention(query, key, value, scale=scale, plant={"scores": rounded})
+
+    verdict = judge(theirs, dtypes=["float16"])
+    assert verdict.agrees, verdict
+    assert not [a for a in verdict.departures if a.question.startswith("A float16 product")]
+
+
 def test_to_refuse_what_is_empty_or_a_dtype_is_no_fault() -> None:
     def theirs(query: Any, key: Any, value: Any) -> Any:
         if 0 in (*query.shape, *key.shape) or query.dtype == ml_dtypes.bfloat16:
