@@ -43,8 +43,9 @@ ONE_CORE_PATCH = PatchSize(2, 32)
 allowed pairs. Patches of 2 x 2 took 0.8 times as long, but compute 1.31 times the pairs."""
 SMALLEST_SIDE = 64
 """The fewest queries, or keys, that a large call is cut into."""
-LEAST_WORK_FOR_THREADS = 2**23
-"""Multiplications. Fewer of them take less time than threads lose by taking turns in Python."""
+LEAST_WORK_FOR_THREADS = 2**25
+"""Multiplications. Fewer of them take less time than threads lose by taking turns in Python: with 2**23, two heads
+of 256 queries and keys took 1.7 times as long on two threads, and 32 heads of a query with 2,048 keys 1.4 times."""
 LEAST_SCORES_WITHOUT_MAXIMUM = 2**16
 """The fewest scores of a call for which a softmax without a maximum saves more time than the check of its
 results takes."""

@@ -107,7 +107,7 @@ def test_the_work_is_at_most_1_3_times_the_allowed_pairs(
 
 def test_threads_share_the_patches(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     monkeypatch.setenv("SDPA_XP_NUM_THREADS", "3")
-    arrays, mask = draw(rng, *[(2, 8, 1024, 16)] * 3), masks.neighbourhood((32, 32), 2)
+    arrays, mask = draw(rng, *[(2, 8, 1024, 64)] * 3), masks.neighbourhood((32, 32), 2)
     assert explain(*arrays, mask).threads == 3
     expected = scaled_dot_product_attention(*arrays, masks.to_array(mask, (1024, 1024)))
     np.testing.assert_allclose(scaled_dot_product_attention(*arrays, mask), expected, atol=1e-5)

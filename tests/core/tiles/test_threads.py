@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from internals import VARIABLE, program, reference, threads
+from internals import VARIABLE, override, program, reference, threads
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from sdpa_xp import attention_state, masks, scaled_dot_product_attention, scaled_dot_product_attention_vjp
@@ -47,8 +47,9 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture
-def call(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
-    """Large enough for threads."""
+def call(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> tuple[np.ndarray, ...]:
+    """Large enough for threads, each head too."""
+    override(monkeypatch, "LEAST_WORK_FOR_THREADS", 2**20)
     return tuple(rng.standard_normal((2, 4, 600, 16)).astype(np.float32) for _ in range(3))
 
 
@@ -203,6 +204,7 @@ def test_what_shares_a_large_array_is_divided_by_queries(
 def test_one_head_has_tasks_for_several_threads(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, counts: list[int]
 ) -> None:
+    override(monkeypatch, "LEAST_WORK_FOR_THREADS", 2**20)
     x = rng.standard_normal((1, 1024, 8)).astype(np.float32)
     _, pullback = scaled_dot_product_attention_vjp(x, x, x)
     counts.clear()

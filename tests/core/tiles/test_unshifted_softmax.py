@@ -18,7 +18,8 @@ F = np.float32
 
 @pytest.fixture
 def ranges_computed(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """How many ranges of queries were computed with and without a maximum."""
+    """How many ranges of queries, each in a task, were computed with and without a maximum."""
+    override(monkeypatch, "LEAST_WORK_FOR_THREADS", 0)
     count = {"with": 0, "without": 0}
     functions = {"with": "attend_with_running_shift", "without": "attend_with_fixed_shift"}
     for name, function in functions.items():
