@@ -44,8 +44,9 @@ allowed pairs. Patches of 2 x 2 took 0.8 times as long, but compute 1.31 times t
 SMALLEST_SIDE = 64
 """The fewest queries, or keys, that a large call is cut into."""
 LEAST_WORK_FOR_THREADS = 2**25
-"""Multiplications. Fewer of them take less time than threads lose by taking turns in Python: with 2**23, two heads
-of 256 queries and keys took 1.7 times as long on two threads, and 32 heads of a query with 2,048 keys 1.4 times."""
+"""Multiplications. Fewer take less time than threads lose by taking turns in Python. With 2**23, two heads
+of 256 queries and keys took 1.7 times as long on two cores (AMD EPYC, AVX2), 32 heads of one query with 2,048
+keys 1.4 times, and other calls between as long."""
 LEAST_SCORES_WITHOUT_MAXIMUM = 2**16
 """The fewest scores of a call for which a softmax without a maximum saves more time than the check of its
 results takes."""
