@@ -68,11 +68,7 @@ def flex_attention(
 
 
 def model_of(
-    node: str,
-    arrays: Mapping[str, Any],
-    options: Mapping[str, Any],
-    *,
-    inputs: Sequence[str] = (),
+    node: str, arrays: Mapping[str, Any], options: Mapping[str, Any], *, inputs: Sequence[str] = ()
 ) -> Any:
     """Return a graph of one node, of the shapes of a call; its inputs are the arrays, or in this order."""
     from onnx import helper

@@ -316,6 +316,19 @@ FAULTS: dict[str, dict[str, Step]] = {
     "an expanded mask has no strides": {
         "mask": lambda m, *_: m if all(m.strides) else np.resize(m[..., :1, :, :], m.shape)
     },
+    "a view of a few tokens of width 64 has no strides": {  # pytorch 181133
+        "tokens": lambda t: tuple(packed(x) if x.shape[-1] == 64 and x.shape[-2] < 5 else x for x in t)
+    },
+    "the entries of a mask meet the heads": {  # mlx-lm 1903
+        "mask": lambda m, pairs, _: (
+            np.repeat(m, pairs[1] // pairs[0], axis=0).swapaxes(0, 1)
+            if m.ndim == 4 and m.shape[:2] == (pairs[0], 1) and 1 < pairs[0] < pairs[1] == pairs[0] * 3
+            else m
+        )
+    },
+    "rows of a mask from 512 on": {  # pytorch 162588
+        "mask": lambda m, *_: m if m.ndim < 2 else np.take(m, np.arange(m.shape[-2]) % 512, axis=-2)
+    },
     "the mask is written into the bias": {"bias": written},
     "tiles are those of the first entry": {"allowed": of_the_first_entry},
     "a row of a mask is for 64 queries": {

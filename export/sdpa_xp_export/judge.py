@@ -29,7 +29,7 @@ def judge(
 ) -> Verdict:
     """Judge an attention function: first what it means by attention, then where it is wrong by that.
 
-    Some 390 cases are data, each named for the rule of the contract that it checks. The answers are computed in
+    Some 610 cases are data, each named for the rule of the contract that it checks. The answers are computed in
     float64, row by row, in code that shares nothing with sdpa_xp's attention. An output may be off by twice the
     error of the textbook formula in the same dtype, and a few roundings (the rule of flash-attention's tests).
 

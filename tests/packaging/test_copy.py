@@ -33,10 +33,10 @@ with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     from copied_attention import explain, scaled_dot_product_attention
     from copied_attention._run.threads import thread_count
-    x = np.random.default_rng(0).standard_normal((1, 4, 600, 8), np.float32)
+    x = np.random.default_rng(0).standard_normal((1, 4, 600, 32), np.float32)
     output = scaled_dot_product_attention(x, x, x, is_causal=True)
     again = scaled_dot_product_attention(x, x, x, is_causal=True)
-scores = np.where(np.tri(600, dtype=bool), x @ np.swapaxes(x, -1, -2) / np.sqrt(8), -np.inf)
+scores = np.where(np.tri(600, dtype=bool), x @ np.swapaxes(x, -1, -2) / np.sqrt(32), -np.inf)
 weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
 expected = weights / weights.sum(axis=-1, keepdims=True) @ x
 np.testing.assert_allclose(output, expected, atol=1e-5)

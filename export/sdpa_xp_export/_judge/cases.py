@@ -104,14 +104,15 @@ class HardCase:
         return "; ".join([shapes, *(f"{name}={part}" for name, part in parts.items())])
 
     def arrays(self, dtype: str) -> Arrays:
-        """Return query, key, value, mask, bias, sinks and cotangent; None for what the case lacks."""
+        """Return query, key, value, mask, bias and sinks, None for what the case lacks; and any cotangent."""
         drawn: Arrays = {name: self._drawn(name, shape, dtype) for name, shape in self.shapes.items()}
         drawn["mask"] = None if self.mask is None else self._mask(self.mask)
         drawn["bias"] = None if self.bias is None else self._bias(self.bias, dtype)
         sinks = self.options.get("sinks")
         drawn["sinks"] = None if sinks is None else np.asarray([float(x) for x in sinks], numpy_dtype(dtype))
-        output = (*self.pairs[:-1], self.widths[1])
-        return drawn | {"cotangent": self._drawn("cotangent", output, dtype)}
+        if "gradients" in self.outputs:
+            drawn["cotangent"] = self._drawn("cotangent", (*self.pairs[:-1], self.widths[1]), dtype)
+        return drawn
 
     def _drawn(self, name: str, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
         """Return the array of this name; see `draw` in the file for the rules."""
@@ -134,7 +135,6 @@ class HardCase:
 
     def _mask(self, rule: Mapping[str, Any]) -> NDArray[np.bool_]:
         """Return the mask, True where a pair may attend, with the axes that the rule names."""
-        shape = _of_axes(self.pairs, rule.get("axes", "BHLS"))
         queries, keys = np.arange(self.lengths[0])[:, None], np.arange(self.lengths[1])
         allowed = np.ones(self.pairs, bool)
         entry = np.empty((*self.batch, *[1] * (len(self.pairs) - len(self.batch))))
@@ -160,18 +160,16 @@ class HardCase:
                     pass
                 case _:
                     raise ValueError(f"a mask of {FILE.name} has no rule {name!r}")
-        mask = np.asarray(allowed[tuple(slice(n) for n in _padded(shape, self.pairs))].reshape(shape))
-        return _in_memory(mask, rule.get("memory", ""))
+        return _in_memory(_along(allowed, rule.get("axes", "BHLS")), rule.get("memory", ""))
 
     def _bias(self, rule: Mapping[str, Any], dtype: str) -> NDArray[Any]:
         """Return the bias with the axes that the rule names, and `is` where `where` is False."""
-        shape = _of_axes(self.pairs, rule.get("axes", "BHLS"))
         x = normal(self.seed, SALTS["bias"], self.pairs) * rule.get("times", 0.0) + rule.get("plus", 0.0)
         limits = {"-inf": -math.inf, "inf": math.inf, "min": float(finfo(numpy_dtype(dtype)).min)}
         if "where" in rule:
             chosen = ~np.broadcast_to(self._mask(rule["where"]), self.pairs)
             x = np.where(chosen, limits.get(rule["is"], rule["is"]), x)
-        x = x[tuple(slice(n) for n in _padded(shape, self.pairs))].reshape(shape)
+        x = _along(x, rule.get("axes", "BHLS"))
         return _in_memory(x.astype(numpy_dtype(dtype)), rule.get("memory", ""))
 
 
@@ -219,14 +217,11 @@ def all_cases() -> tuple[HardCase, ...]:
     return tuple(map(read_case, data()["cases"]))
 
 
-def _of_axes(pairs: tuple[int, ...], axes: str) -> tuple[int, ...]:
-    """Return the shape with the axes of `pairs` that are named: "BHLS", "B11S", "LS" or "S"."""
-    tail = [n if axis != "1" else 1 for axis, n in zip(reversed(axes), reversed(pairs), strict=False)]
-    return tuple(reversed(tail))
-
-
-def _padded(shape: tuple[int, ...], pairs: tuple[int, ...]) -> tuple[int, ...]:
-    return (1,) * (len(pairs) - len(shape)) + shape
+def _along(x: NDArray[Any], axes: str) -> NDArray[Any]:
+    """Return the first elements along axes that are not named: by "BHLS", "B11S", "LS" or "S"."""
+    named = axes[-x.ndim :]
+    index = (slice(1) if axis == "1" else slice(None) for axis in named)
+    return x[(*[0] * (x.ndim - len(named)), *index)]
 
 
 def _in_memory(x: NDArray[Any], layout: str) -> NDArray[Any]:

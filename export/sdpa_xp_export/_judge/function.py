@@ -28,8 +28,8 @@ from .._runtime.releases import PROVIDERS
 from .cases import Arrays, HardCase, data
 from .semantics import GRADIENTS, OF_OPTIONS
 
-SHARED = ("bool", "float16", "float32", "float64")
-"""The dtypes in which NumPy and torch can share memory."""
+SHARED = {"bool": "bool", "float16": "float16", "float32": "float32", "float64": "float64", "bfloat16": "int16"}
+"""The dtypes in which NumPy and torch can share memory, and as what."""
 
 
 class LacksError(Exception):
@@ -134,7 +134,9 @@ class JudgedFunction:
             return x
         is_view = not x.flags.c_contiguous and min(x.strides, default=0) >= 0
         if self.backend.name == "torch" and is_view and x.dtype.name in SHARED:
-            return importlib.import_module("torch").from_numpy(x)  # with its strides
+            torch = importlib.import_module("torch")
+            shared = torch.from_numpy(x.view(SHARED[x.dtype.name]))  # with its strides
+            return shared.view(getattr(torch, x.dtype.name))
         return self.backend.put(x)
 
     def _laid_out(self, x: NDArray[Any]) -> NDArray[Any]:
@@ -150,6 +152,8 @@ class JudgedFunction:
             present = (name for name in ("bias", "sinks") if arrays[name] is not None)
             words = {name: self.names.get(name) or self.names["mask"] for name in present}
             options = {name: keywords[word] for name, word in words.items()}
+            if "bias" in options and options["bias"].shape != arrays["bias"].shape:
+                raise LacksError("a mask of more axes joins its bias")
             keywords = {word: x for word, x in keywords.items() if word not in words.values()}
         leaves = tokens | options
 

@@ -6,6 +6,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -110,15 +111,12 @@ class Judgement:
 
     def _kept_dtype(self, entry: Mapping[str, Any]) -> Answer:
         """Ask whether the result has the dtype of the query, in each dtype that the function takes."""
-        case, others, takes = questions()[entry["question"]].with_axes(self.axes), [], False
+        case, got = questions()[entry["question"]].with_axes(self.axes), dict[str, str]()
         for dtype in filter(self.function.backend.holds, self.dtypes):
-            try:
-                got = self.function.results(case, dtype, self.answers)["output"].dtype.name
-            except (LacksError, RefusedError, WrongError):  # a dtype that it refuses has no result
-                continue
-            takes = True
-            others += [f"{got} of {dtype}"] if got != dtype else []
-        answer = self.answers["dtype"] = ", ".join(others) or (entry["answers"][0] if takes else REFUSED)
+            with suppress(LacksError, RefusedError, WrongError):  # a dtype that it refuses has no result
+                got[dtype] = self.function.results(case, dtype, self.answers)["output"].dtype.name
+        others = ", ".join(f"{name} of {dtype}" for dtype, name in got.items() if name != dtype)
+        answer = self.answers["dtype"] = others or (entry["answers"][0] if got else REFUSED)
         return Answer(entry["question"], answer, entry["answers"][0], entry["rule"])
 
     def _answer(self, case: HardCase, field: str, answers: Iterable[str]) -> str:
